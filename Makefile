@@ -1,0 +1,50 @@
+# Two commands need nothing but Python >= 3.11, make and git:  make demo   and   make test
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+# The newest supported interpreter on PATH; override with `make PYTHON=/path/to/python`.
+PYTHON ?= $(shell for p in python3.12 python3.13 python3.11 python3; do \
+	if $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then echo $$p; break; fi; done)
+export PYTHONDONTWRITEBYTECODE :=
+.DEFAULT_GOAL := help
+
+.PHONY: help demo test lint bench test-system clean lock
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/uv:
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed. Install one, or name it: make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed; on Debian: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+
+$(VENV)/.installed-%: $(BIN)/uv pyproject.toml constraints.txt
+	@echo "installing the environment ($*) ..."
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$*]'
+	@touch $@
+
+demo: $(VENV)/.installed-demo  ## the whole round on this machine: pin, train, findings, report
+	@$(BIN)/python demo/run.py
+
+test: $(VENV)/.installed-dev  ## all tests but those that start a real Airflow
+	@$(BIN)/python -m pytest -m 'not system' $(ARGS)
+
+test-system: $(VENV)/.installed-dev  ## a real scheduler and triggerer, killed half way
+	@$(BIN)/python -m pytest -m system $(ARGS)
+
+lint: $(VENV)/.installed-dev  ## ruff, mypy strict, import layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev  ## make bench NAME=import_time
+	@test -n "$(NAME)" || { echo "which one? make bench NAME=x, with x one of:"; ls bench/*.py | sed -E 's#bench/(.*)\.py#  \1#'; exit 2; }
+	@$(BIN)/python bench/$(NAME).py
+
+lock: $(BIN)/uv  ## renew constraints.txt
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-header --no-annotate --no-emit-index-url --no-emit-find-links --upgrade pyproject.toml -o constraints.txt
+	@$(BIN)/uv --version | awk '{print "uv=="$$2}' >> constraints.txt
+
+clean:  ## remove the environment and what the demo left
+	@rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
