@@ -1,0 +1,145 @@
+"""Following a run until it ends or a timeout of its request has passed: one step at a time, the same for a
+trigger (which sleeps without blocking) and a worker (which just sleeps)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_gpu_burst.errors import GpuBurstError, ObjectMissing
+from airflow_gpu_burst.routes import Route
+from airflow_gpu_burst.runs.output import OutputReader
+from airflow_gpu_burst.spec import Timeouts
+from airflow_gpu_burst.state import Handle, Observation, Phase
+from airflow_gpu_burst.store import Store
+
+PATIENCE_S = 900.0
+"""How long a cluster or store may be out of reach before the wait ends: as long as MultiKueue waits for a lost
+worker by default."""
+CURSOR_EVERY_S = 5.0
+"""How often the place in the output is noted: what a killed triggerer's successor prints twice at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """
+    One look.
+
+    :param lines: new output.
+    :param notes: state changes worth a line in the task's log.
+    :param timeout: the timeout that has passed, a sentence; empty: none.
+    """
+
+    observation: Observation
+    lines: list[str]
+    notes: list[str]
+    timeout: str = ""
+
+    @property
+    def done(self) -> bool:
+        """True when there is nothing more to wait for."""
+        return self.observation.terminal or bool(self.timeout)
+
+
+def overdue(timeouts: Timeouts, submitted_at: float, observation: Observation, now: float) -> str:
+    """
+    Which timeout has passed, as a sentence; empty: none. Times are wall clock, seconds since the epoch: they
+    travel between machines.
+    """
+    waiting = {Phase.SUBMITTED, Phase.QUEUED, Phase.PREEMPTED}
+    if observation.phase in waiting:
+        limit, began, what = timeouts.queue_s, submitted_at, "waiting in the queue"
+    elif observation.phase in {Phase.ADMITTED, Phase.DISPATCHED, Phase.STARTING}:
+        limit, began, what = timeouts.start_s, observation.since or submitted_at, "starting"
+    else:
+        limit, began, what = timeouts.run_s, observation.since or submitted_at, "running"
+    if limit is None or observation.terminal or now - began <= limit:
+        return ""
+    field = {"waiting in the queue": "queue_timeout", "starting": "start_timeout", "running": "run_timeout"}[what]
+    return f"{what} for {now - began:.0f} s, and {field} is {limit:.0f} s"
+
+
+class Follower:
+    """
+    Looks at one run again and again.
+
+    :param submitted_at: wall clock of the submission, seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        route: Route,
+        handle: Handle,
+        timeouts: Timeouts,
+        submitted_at: float,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._route, self._handle = store, route, handle
+        self._timeouts, self._submitted_at, self._wall = timeouts, submitted_at, wall
+        self._last: Observation | None = None
+        self._noted_at = 0.0
+        self._out_of_reach_since: float | None = None
+        self._reader = OutputReader(store, handle.run_key.prefix, handle.generation, load_cursor(store, handle))
+
+    def step(self) -> Step:
+        """
+        One look at the run and its output.
+
+        :raises GpuBurstError: not retryable, or out of reach for longer than PATIENCE_S.
+        """
+        try:
+            # The run first, its output second: what it said before its end is then always read.
+            observation = self._route.observe(self._handle)
+            lines = self._reader.drain() if observation.terminal else self._reader.read()
+        except GpuBurstError as error:
+            return self._out_of_reach(error)
+        self._out_of_reach_since = None
+        notes = self._changes(observation)
+        timeout = overdue(self._timeouts, self._submitted_at, observation, self._wall())
+        self._keep_cursor(bool(lines), now=observation.terminal or bool(timeout))
+        return Step(observation=observation, lines=lines, notes=notes, timeout=timeout)
+
+    def _changes(self, observation: Observation) -> list[str]:
+        before, self._last = self._last, observation
+        if before is not None and (before.phase, before.reason) == (observation.phase, observation.reason):
+            return []
+        why = " ".join(p for p in (observation.reason, observation.message) if p)
+        arrow = f"{before.phase} -> " if before else ""
+        return [f"{self._handle.name}: {arrow}{observation.phase}" + (f" ({why})" if why else "")]
+
+    def _out_of_reach(self, error: GpuBurstError) -> Step:
+        now = self._wall()
+        first = self._out_of_reach_since is None
+        if self._out_of_reach_since is None:
+            self._out_of_reach_since = now
+        if not error.retryable or now - self._out_of_reach_since > PATIENCE_S:
+            raise error
+        notes = [f"out of reach, asking again: {error}"] if first else []
+        observation = self._last or Observation(phase=Phase.SUBMITTED)
+        return Step(observation=observation, lines=[], notes=notes)
+
+    def _keep_cursor(self, moved: bool, *, now: bool) -> None:
+        if not now and (not moved or self._wall() - self._noted_at < CURSOR_EVERY_S):
+            return
+        self._noted_at = self._wall()
+        with contextlib.suppress(GpuBurstError):  # a hint: without it lines are printed twice, never lost
+            self._store.put(_cursor_key(self._handle), json.dumps(self._reader.cursor).encode())
+
+
+def load_cursor(store: Store, handle: Handle) -> Mapping[str, Any] | None:
+    """Where an earlier follower of this run was in its output; None: at the start, or cannot tell."""
+    try:
+        cursor: Mapping[str, Any] = json.loads(store.get(_cursor_key(handle)))
+    except (ObjectMissing, ValueError):
+        return None
+    return cursor
+
+
+def _cursor_key(handle: Handle) -> str:
+    return f"{handle.run_key.prefix}/output/cursor-g{handle.generation:06d}.json"

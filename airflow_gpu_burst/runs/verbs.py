@@ -1,0 +1,317 @@
+"""Submit, collect, fail, cancel. Create-or-adopt throughout: any of them may be repeated by any worker."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_gpu_burst import contract
+from airflow_gpu_burst.checkpoint.tree import read_manifest
+from airflow_gpu_burst.contract import PodContext, PodResult
+from airflow_gpu_burst.errors import (
+    ChecksumMismatch,
+    ExitCode,
+    ObjectMissing,
+    RunFailed,
+    RunTimeout,
+    SpecError,
+)
+from airflow_gpu_burst.routes import Job, Route
+from airflow_gpu_burst.runlog import (
+    Adopt,
+    Collect,
+    History,
+    OpenNew,
+    RunLog,
+    close_generation,
+    open_generation,
+    plan,
+)
+from airflow_gpu_burst.runs.output import last_lines
+from airflow_gpu_burst.runtime.publication import publish
+from airflow_gpu_burst.spec import RunSpec
+from airflow_gpu_burst.state import Handle, Observation, Phase, RunKey
+from airflow_gpu_burst.store import Store, StoreConfig
+
+log = logging.getLogger(__name__)
+
+RESULT_LIMIT = 48 * 1024
+"""Largest result, in bytes of JSON, that is returned inline; a larger one stays in the store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """
+    Where a run goes and what it is given there.
+
+    :param connection: connection id of the cluster.
+    :param store_connection: connection id of the store.
+    :param catalogs: catalog → properties without secrets.
+    :param catalog_secrets: catalog → secret properties.
+    """
+
+    route: Route
+    store: Store
+    store_config: StoreConfig
+    connection: str
+    store_connection: str
+    catalogs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    catalog_secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """
+    What a finished run made.
+
+    :param result: the trainer's own result; None when it gave none or it is larger than RESULT_LIMIT.
+    :param result_key: where the result lies in the store.
+    :param model_key: the model version's record in the store, or empty.
+    """
+
+    run_key: RunKey
+    generation: int
+    seconds: float
+    result: Any
+    result_key: str
+    model_key: str
+    model_name: str
+    model_version: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe, as it travels through XCom."""
+        return {**self.__dict__, "run_key": self.run_key.to_dict()}
+
+
+def submit(site: Site, *, spec: RunSpec, run_key: RunKey, max_tries: int, try_number: int) -> Handle:
+    """
+    Submit the request of a run key, or find the run that an earlier try submitted.
+
+    :param max_tries: Airflow's `max_tries` of the task instance: a clear raises it, a retry does not.
+    :param try_number: Airflow's, which always rises.
+    :raises SpecError: another request is running under this run key.
+    """
+    runlog = RunLog(site.store, run_key.prefix)
+    _remember_spec(site.store, run_key, spec)
+    for _ in range(5):
+        history = runlog.read()
+        decision = _plan(site.store, history, spec, run_key, max_tries, try_number)
+        match decision:
+            case Collect(generation=generation):
+                log.info("%s: generation %d has finished already; collecting it", run_key, generation)
+                return _handle(site, run_key, generation)
+            case OpenNew():
+                _open(site, runlog, history, decision, spec, run_key, max_tries, try_number)
+            case Adopt(generation=generation):
+                handle = _create(site, spec, run_key, generation)
+                observation = site.route.observe(handle)
+                if not observation.terminal or _finished(runlog.read(), generation):
+                    return handle
+                # An earlier try died before it could say so. Say it now, and go on with a new generation.
+                log.info("%s: generation %d had ended: %s", run_key, generation, observation.message)
+                close_generation(runlog, generation, _verdict(observation), observation.reason)
+    raise RunFailed(f"{run_key}: five submissions in a row ended at once; see the last one's output", reason="Flapping")
+
+
+def collect(site: Site, handle: Handle) -> RunResult:
+    """
+    The result of a run that has finished; publishes its model if the pod did not come to it.
+
+    :raises RunFailed: the run log names no result.
+    :raises ContractError: the pod's release speaks another version.
+    """
+    runlog = RunLog(site.store, handle.run_key.prefix)
+    finish = runlog.read().finishes.get(handle.generation)
+    if finish is None:
+        raise RunFailed(f"{handle.name} ended without a result in the run log", code=None, reason="NoResult")
+    pod = PodResult.from_dict(finish.result)
+    model_key = publish(site.store, handle.run_key, handle.generation, pod) or ""
+    result, result_key = _result(site.store, pod)
+    close_generation(runlog, handle.generation, "succeeded", "finished")
+    site.route.cancel(handle)
+    return RunResult(
+        run_key=handle.run_key,
+        generation=handle.generation,
+        seconds=pod.seconds,
+        result=result,
+        result_key=result_key,
+        model_key=model_key,
+        model_name=pod.model_name,
+        model_version=pod.model_version,
+    )
+
+
+def fail(site: Site, handle: Handle, observation: Observation, *, timeout: str = "") -> RunFailed:
+    """
+    Close the generation of a run that failed or overran, leave nothing of it behind, and return the error to raise.
+
+    Ask `finished` first: a finish in the run log wins over what the cluster says.
+    """
+    runlog = RunLog(site.store, handle.run_key.prefix)
+    verdict = "cancelled" if timeout else _verdict(observation)
+    close_generation(runlog, handle.generation, verdict, observation.reason or "RunTimeout")
+    site.route.cancel(handle)
+    tail = "\n".join(f"  {line}" for line in last_lines(site.store, handle.run_key.prefix, handle.generation))
+    said = f"\nits last lines:\n{tail}" if tail else ""
+    if timeout:
+        return RunTimeout(
+            f"{handle.name} was cancelled: {timeout}. Raise that timeout of the operator, or see what it waits for{said}",
+            reason="RunTimeout",
+        )
+    word = observation.reason or str(observation.phase)
+    return RunFailed(
+        f"{handle.name} failed ({word}): {observation.message}.{_advice(observation)}{said}",
+        code=observation.code,
+        reason=word,
+    )
+
+
+def cancel(site: Site, handle: Handle, reason: str) -> None:
+    """End a run: first in the log, so that it can write no more, then on the cluster. May be repeated."""
+    close_generation(RunLog(site.store, handle.run_key.prefix), handle.generation, "cancelled", reason)
+    site.route.cancel(handle)
+
+
+def finished(site: Site, handle: Handle) -> bool:
+    """Whether the run log holds the result of this run."""
+    return _finished(RunLog(site.store, handle.run_key.prefix).read(), handle.generation)
+
+
+def _plan(
+    store: Store, history: History, spec: RunSpec, run_key: RunKey, max_tries: int, try_number: int
+) -> Adopt | Collect | OpenNew:
+    try:
+        return plan(history, spec_digest=spec.digest, max_tries=max_tries, try_number=try_number)
+    except SpecError as error:
+        running = _recall_spec(store, run_key, history)
+        changes = "; ".join(spec.differences(running)) if running else "unknown"
+        raise SpecError(f"{error} What differs: {changes}") from error
+
+
+def _open(
+    site: Site,
+    runlog: RunLog,
+    history: History,
+    decision: OpenNew,
+    spec: RunSpec,
+    run_key: RunKey,
+    max_tries: int,
+    try_number: int,
+) -> None:
+    if decision.previous is not None:
+        if decision.close_verdict is not None:
+            close_generation(runlog, decision.previous, decision.close_verdict, "cleared")
+        # Also when it was closed before: whoever closed it may have died before it could end the object.
+        site.route.cancel(_handle(site, run_key, decision.previous))
+    since = _restore_since(site.store, history, decision, spec, run_key)
+    open_generation(
+        runlog,
+        decision.generation,
+        spec_digest=spec.digest,
+        max_tries=max_tries,
+        try_number=try_number,
+        restore_since=since,
+    )
+
+
+def _restore_since(store: Store, history: History, decision: OpenNew, spec: RunSpec, run_key: RunKey) -> int:
+    """
+    The lowest generation whose checkpoints the new one may restore; itself: it starts from the beginning.
+
+    After a success, or over other data, going on from a checkpoint would give a model that nobody asked for.
+    """
+    previous = history.opens.get(decision.previous or 0)
+    if previous is None or decision.previous_verdict == "succeeded":
+        return decision.generation
+    before = _recall_spec(store, run_key, history)
+    inputs = json.loads(json.dumps(spec.to_dict()["inputs"]))
+    if before and before.get("inputs") != inputs:
+        log.warning("%s: the inputs have changed, training starts from the beginning", run_key)
+        return decision.generation
+    return previous.restore_since
+
+
+def _create(site: Site, spec: RunSpec, run_key: RunKey, generation: int) -> Handle:
+    context = PodContext.of(spec, run_key=run_key, generation=generation, catalogs=site.catalogs)
+    data = context.to_bytes()
+    sha256 = contract.sha256_hex(data)
+    key = f"{run_key.prefix}/context/{sha256}.json"
+    site.store.put(key, data)
+    secrets = {name: dict(values) for name, values in site.catalog_secrets.items() if values}
+    job = Job(
+        name=run_key.object_name(generation),
+        run_key=run_key,
+        generation=generation,
+        spec=spec,
+        env={
+            **site.store_config.to_env(),
+            contract.ENV_CONTEXT: key,
+            contract.ENV_CONTEXT_SHA256: sha256,
+            contract.ENV_CATALOG_SECRETS: json.dumps(secrets),
+        },
+        secret_env=frozenset({contract.ENV_CATALOG_SECRETS, "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}),
+    )
+    uid = site.route.submit(job)
+    return _handle(site, run_key, generation, uid)
+
+
+def _handle(site: Site, run_key: RunKey, generation: int, uid: str = "") -> Handle:
+    return Handle(
+        connection=site.connection,
+        route=site.route.name,
+        kind=site.route.kind,
+        namespace=site.route.namespace,
+        name=run_key.object_name(generation),
+        uid=uid,
+        run_key=run_key,
+        generation=generation,
+        store_connection=site.store_connection,
+    )
+
+
+def _remember_spec(store: Store, run_key: RunKey, spec: RunSpec) -> None:
+    store.put(_spec_key(run_key, spec.digest), json.dumps(spec.to_dict(), ensure_ascii=False).encode())
+
+
+def _recall_spec(store: Store, run_key: RunKey, history: History) -> Mapping[str, Any]:
+    current = history.opens.get(history.generation)
+    if current is None:
+        return {}
+    try:
+        spec: Mapping[str, Any] = json.loads(store.get(_spec_key(run_key, current.spec_digest)))
+    except ObjectMissing:
+        return {}
+    return spec
+
+
+def _spec_key(run_key: RunKey, digest: str) -> str:
+    return f"{run_key.prefix}/spec/{digest}.json"
+
+
+def _finished(history: History, generation: int) -> bool:
+    return generation in history.finishes
+
+
+def _verdict(observation: Observation) -> str:
+    return {Phase.LOST: "lost", Phase.CANCELLED: "cancelled"}.get(observation.phase, "failed")
+
+
+def _result(store: Store, pod: PodResult) -> tuple[Any, str]:
+    if pod.result is None:
+        return None, ""
+    (entry,) = read_manifest(store, pod.result.key, pod.result.sha256)
+    data = store.get(entry["key"])
+    if contract.sha256_hex(data) != entry["sha256"]:
+        raise ChecksumMismatch(
+            f"{entry['key']} is not the result that the run log names; clear the task to run it again"
+        )
+    return (json.loads(data) if len(data) <= RESULT_LIMIT else None), str(entry["key"])
+
+
+def _advice(observation: Observation) -> str:
+    if observation.code == ExitCode.TRAINER_FAILED or observation.phase is Phase.LOST or observation.code is None:
+        return " A retry goes on from the last checkpoint."
+    return ""

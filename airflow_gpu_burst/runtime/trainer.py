@@ -1,0 +1,150 @@
+"""The trainer's view of its run: inputs at their pins, checkpoints, parameters, result."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_burst.contract import ENV_CATALOG_SECRETS
+from airflow_gpu_burst.errors import ContractError, SpecError
+from airflow_gpu_burst.runtime.workspace import ENV_WORKSPACE, Workspace, write_json
+from airflow_gpu_burst.spec import TablePin
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """A pinned table, read by this rank."""
+
+    pin: TablePin
+    properties: Mapping[str, str]
+    rank: int
+    world_size: int
+
+    def batches(
+        self, columns: Sequence[str] | None = None, row_filter: str | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """
+        This rank's share of the rows at the pin, as Arrow batches. All ranks together see each row once.
+
+        :raises DataError: the snapshot or the table is not the pinned one any more.
+        """
+        from airflow_gpu_burst.lake.read import batches
+
+        return batches(
+            self._catalog(),
+            self.pin,
+            rank=self.rank,
+            world_size=self.world_size,
+            columns=columns,
+            row_filter=row_filter,
+        )
+
+    def table(self, columns: Sequence[str] | None = None, row_filter: str | None = None) -> pyarrow.Table:
+        """All rows at the pin in memory, whatever the rank."""
+        from airflow_gpu_burst.lake.read import table
+
+        return table(self._catalog(), self.pin, columns=columns, row_filter=row_filter)
+
+    def _catalog(self) -> Any:
+        from airflow_gpu_burst.lake.catalog import CatalogConfig
+
+        secrets = json.loads(os.environ.get(ENV_CATALOG_SECRETS, "{}")).get(self.pin.catalog, {})
+        return CatalogConfig(name=self.pin.catalog, properties=self.properties, secrets=secrets)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The checkpoint to go on from."""
+
+    step: int
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerContext:
+    """
+    What a trainer needs to know, and how it hands over what it made.
+
+    :param params: the operator's `params`.
+    :param restored: the checkpoint to go on from, or None: start at the beginning.
+    """
+
+    params: Mapping[str, Any]
+    inputs: Mapping[str, Input]
+    rank: int
+    world_size: int
+    run: Mapping[str, Any]
+    restored: Restored | None
+    workspace: Workspace
+
+    @property
+    def model_dir(self) -> Path:
+        """Files left here are published as the model when the trainer exits with 0."""
+        return self.workspace.model
+
+    def checkpoint_folder(self, step: int) -> Path:
+        """An empty folder for the checkpoint of `step`. Write all files, then call `ready(step)`."""
+        folder = self.workspace.checkpoint(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def ready(self, step: int, **metrics: float) -> None:
+        """
+        The checkpoint of `step` is complete. Returns at once; it is uploaded while training goes on.
+
+        :param metrics: numbers to keep with it, e.g. `loss=0.12`.
+        :raises SpecError: nothing was written for that step.
+        """
+        if not any(self.workspace.checkpoint(step).glob("*")):
+            raise SpecError(f"ready({step}): write files into checkpoint_folder({step}) first")
+        self.workspace.mark_ready(step, metrics)
+
+    def result(self, values: Mapping[str, Any]) -> None:
+        """Hand over the run's result, a JSON-safe dict: the operator returns it. The last call counts."""
+        try:
+            write_json(self.workspace.result_file, dict(values))
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"result must be JSON-safe, without NaN: {error}") from error
+
+
+def context() -> TrainerContext:
+    """
+    The context of this run, in the trainer or a process that it started.
+
+    :raises ContractError: not inside a run; says how to start one.
+    """
+    root = os.environ.get(ENV_WORKSPACE)
+    if not root:
+        raise ContractError(
+            "this process was not started by a run. Start it through GpuJobOperator, or by "
+            "`gpu-burst run -- python train.py`"
+        )
+    workspace = Workspace(Path(root))
+    data = json.loads(workspace.trainer_file.read_text(encoding="utf-8"))
+    rank, world_size = int(data["rank"]), int(data["world_size"])
+    inputs = {
+        name: Input(
+            pin=(pin := TablePin.from_dict(values)),
+            properties=data["catalogs"].get(pin.catalog, {}),
+            rank=rank,
+            world_size=world_size,
+        )
+        for name, values in data["inputs"].items()
+    }
+    step = data["restored_step"]
+    return TrainerContext(
+        params=data["params"],
+        inputs=inputs,
+        rank=rank,
+        world_size=world_size,
+        run=data["run"],
+        restored=None if step is None else Restored(int(step), workspace.restored),
+        workspace=workspace,
+    )
