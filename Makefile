@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.12 python3.13 python3.11 python3; do \
 export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test lint bench test-system clean lock
+.PHONY: help demo ui test lint bench test-system clean lock
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,6 +25,9 @@ $(VENV)/.installed-%: $(BIN)/uv pyproject.toml constraints.txt
 
 demo: $(VENV)/.installed-demo  ## the whole round on this machine: pin, train, findings, report
 	@$(BIN)/python demo/run.py
+
+ui: $(VENV)/.installed-demo  ## a whole Airflow with the example DAG, on http://localhost:8080
+	@$(BIN)/python demo/ui.py
 
 test: $(VENV)/.installed-dev  ## all tests but those that start a real Airflow
 	@$(BIN)/python -m pytest -m 'not system' $(ARGS)

@@ -1,0 +1,118 @@
+"""What Airflow shows of this provider: connection types with their forms, links. Pure data, read at every start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_gpu_burst import __version__
+
+
+def get_provider_info() -> dict[str, Any]:
+    """The entry point `apache_airflow_provider`."""
+    return {
+        "package-name": "airflow-gpu-burst",
+        "name": "GPU Burst",
+        "description": "Run the GPU steps of workflows in another Kubernetes cluster.",
+        "versions": [__version__],
+        "integrations": [
+            {"integration-name": "GPU Burst", "external-doc-url": "https://kueue.sigs.k8s.io/", "tags": ["software"]}
+        ],
+        "operators": [
+            {
+                "integration-name": "GPU Burst",
+                "python-modules": ["airflow_gpu_burst.operators.gpu_job", "airflow_gpu_burst.operators.pin"],
+            }
+        ],
+        "hooks": [
+            {
+                "integration-name": "GPU Burst",
+                "python-modules": [
+                    "airflow_gpu_burst.hooks.gpu_cluster",
+                    "airflow_gpu_burst.hooks.lake",
+                    "airflow_gpu_burst.hooks.store",
+                ],
+            }
+        ],
+        "triggers": [{"integration-name": "GPU Burst", "python-modules": ["airflow_gpu_burst.triggers.gpu_job"]}],
+        "extra-links": ["airflow_gpu_burst.operators.links.RunInStoreLink"],
+        "connection-types": [_GPU_CLUSTER, _OBJECT_STORE, _ICEBERG_LAKE],
+    }
+
+
+def _field(label: str, description: str = "", **schema: Any) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": ["string", "null"], **schema}}
+
+
+_GPU_CLUSTER: dict[str, Any] = {
+    "connection-type": "gpu_cluster",
+    "hook-class-name": "airflow_gpu_burst.hooks.gpu_cluster.GpuClusterHook",
+    "hook-name": "GPU cluster",
+    "ui-field-behaviour": {"hidden-fields": ["host", "port", "login", "password", "schema"], "relabeling": {}},
+    "conn-fields": {
+        "route": _field("Route", "How jobs get there.", enum=["local"], default="local"),
+        "platform": _field("Platform", "What its GPU nodes look like, e.g. b300. Empty: local."),
+        "queue": _field("Queue", "Kueue LocalQueue."),
+        "namespace": _field("Namespace"),
+        "store_conn_id": _field("Store connection", "Empty: object_store_default."),
+        "work_dir": _field("Work folder", "Local route: scratch files of the runs."),
+        "grace_s": {
+            "label": "Grace time",
+            "description": "Seconds between SIGTERM and SIGKILL. Empty: 10.",
+            "schema": {"type": ["number", "null"], "minimum": 0},
+        },
+    },
+}
+
+_OBJECT_STORE: dict[str, Any] = {
+    "connection-type": "object_store",
+    "hook-class-name": "airflow_gpu_burst.hooks.store.StoreHook",
+    "hook-name": "Object store (GPU burst)",
+    "ui-field-behaviour": {
+        "hidden-fields": ["host", "port", "schema"],
+        "relabeling": {"login": "Access key", "password": "Secret key"},
+        "placeholders": {"login": "empty for a folder", "password": "empty for a folder"},
+    },
+    "conn-fields": {
+        "uri": _field("Where", "s3://bucket/prefix, or file:///folder"),
+        "endpoint_url": _field("Endpoint", "Of the S3 server; empty: AWS.", format="url"),
+        "region": _field("Region"),
+        "ca_bundle": _field("CA bundle", "File with the certificate authority of the endpoint."),
+    },
+}
+
+_ICEBERG_LAKE: dict[str, Any] = {
+    "connection-type": "iceberg_lake",
+    "hook-class-name": "airflow_gpu_burst.hooks.lake.LakeHook",
+    "hook-name": "Iceberg lake",
+    "ui-field-behaviour": {
+        "hidden-fields": ["port", "schema"],
+        "relabeling": {"host": "URI", "login": "Client ID", "password": "Client secret"},
+        "placeholders": {
+            "host": "https://polaris.example.com/api/catalog",
+            "login": "empty: no credentials, or a token below",
+        },
+    },
+    "conn-fields": {
+        "type": _field("Type", "rest or sql. Empty: by the URI.", enum=["", "rest", "sql"], default=""),
+        "uri": _field("URI", "Instead of the one above, for forms that are no URL: sqlite:///…"),
+        "warehouse": _field("Warehouse", "What the catalog calls the warehouse, or its location."),
+        "catalog_name": _field("Catalog name", "Of a SQL catalog: the name its rows carry. Empty: the connection id."),
+        "scope": _field("Scope", "OAuth2 scope. Polaris wants PRINCIPAL_ROLE:<role>, or PRINCIPAL_ROLE:ALL."),
+        "oauth2_server_uri": _field("OAuth2 token endpoint", "Empty: the catalog's own.", format="url"),
+        "audience": _field("OAuth2 audience", "If the identity provider wants one."),
+        "resource": _field("OAuth2 resource", "If the identity provider wants one."),
+        "token": _field("Bearer token", "Instead of client ID and secret.", format="password"),
+        "realm": _field("Realm", "Sent as Polaris-Realm."),
+        "access_delegation": _field(
+            "Storage access",
+            "vended: the catalog hands out storage credentials. none: use those below.",
+            enum=["", "vended", "remote-signing", "none"],
+            default="",
+        ),
+        "ca_bundle": _field("CA bundle", "File with the certificate authority of the catalog."),
+        "s3_endpoint": _field("S3 endpoint", "Empty: AWS.", format="url"),
+        "s3_region": _field("S3 region", "E.g. eu-central-1."),
+        "s3_access_key_id": _field("S3 access key", "Only without vended credentials.", format="password"),
+        "s3_secret_access_key": _field("S3 secret key", "Only without vended credentials.", format="password"),
+    },
+}

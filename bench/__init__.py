@@ -1,0 +1,1 @@
+"""One script per claim. Each writes `bench/results/<name>.json` and names its peers."""
