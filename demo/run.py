@@ -40,7 +40,8 @@ def environment(home: Path = HOME) -> dict[str, str]:
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
-        "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore",
         "NO_PROXY": "*",
         **{f"AIRFLOW_CONN_{name}": json.dumps(value) for name, value in connections.items()},
     }

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_gpu_burst import platforms, runs
 from airflow_gpu_burst.compat import airflow_errors, run_key
@@ -45,11 +46,12 @@ class GpuJobOperator(BaseOperator):
     :param checkpoints: how many stay restorable (at least 2); 0: the run keeps none.
     :param publish: name under which the trainer's model is published; empty: not at all.
     :param platform: None: the connection's.
-    :param queue: None: the connection's.
+    :param queue_name: Kueue LocalQueue; None: the connection's. (`queue` is Airflow's own: which worker runs the task.)
     :param priority: WorkloadPriorityClass, or empty.
     :param queue_timeout: limit of the wait for admission; None: no limit.
     :param start_timeout: limit from admission to the trainer's start.
-    :param run_timeout: limit of the run itself; None: no limit.
+    :param run_timeout: limit of the run itself; None: `execution_timeout`, which Airflow does not enforce while a
+        task is deferred, or no limit.
     :param gpu_conn_id: connection of the cluster. Another cluster or route is another connection, nothing else.
     :param store_conn_id: connection of the store; None: the one that the cluster's connection names.
     :param deferrable: wait in the triggerer (default) rather than on a worker slot.
@@ -68,7 +70,7 @@ class GpuJobOperator(BaseOperator):
         "working_dir",
         "publish",
         "platform",
-        "queue",
+        "queue_name",
         "priority",
         "gpu_conn_id",
         "store_conn_id",
@@ -90,7 +92,7 @@ class GpuJobOperator(BaseOperator):
         checkpoints: int = 2,
         publish: str = "",
         platform: str | None = None,
-        queue: str | None = None,
+        queue_name: str | None = None,
         priority: str = "",
         queue_timeout: timedelta | None = None,
         start_timeout: timedelta | None = timedelta(minutes=30),
@@ -112,7 +114,7 @@ class GpuJobOperator(BaseOperator):
         self.checkpoints = checkpoints
         self.publish = publish
         self.platform = platform
-        self.queue: str | None = queue
+        self.queue_name = queue_name
         self.priority = priority
         self.queue_timeout = queue_timeout
         self.start_timeout = start_timeout
@@ -136,6 +138,8 @@ class GpuJobOperator(BaseOperator):
             if runs.finished(site, handle):
                 return runs.collect(site, handle).to_dict()
             submitted_at = time.time()
+            if self._ended.is_set():
+                raise self._told_to_end(context, site, handle)
             if not self.deferrable:
                 return self._wait(context, site, handle, spec.timeouts, submitted_at)
         from airflow_gpu_burst.triggers.gpu_job import GpuJobTrigger
@@ -171,14 +175,18 @@ class GpuJobOperator(BaseOperator):
         follower = runs.Follower(
             store=site.store, route=site.route, handle=handle, timeouts=timeouts, submitted_at=submitted_at
         )
-        while True:
-            step = follower.step()
-            for line in [*step.notes, *step.lines]:
-                self.log.info("%s", line)
-            if step.done:
-                return self._conclude(site, handle, step.observation, step.timeout)
-            if self._ended.wait(self.poll_interval):
-                raise self._told_to_end(context, site, handle)
+        try:
+            while True:
+                step = follower.step()
+                for line in [*step.notes, *step.lines]:
+                    self.log.info("%s", line)
+                if step.done:
+                    return self._conclude(site, handle, step.observation, step.timeout)
+                if self._ended.wait(self.poll_interval):
+                    raise self._told_to_end(context, site, handle)
+        except AirflowTaskTimeout:
+            runs.cancel(site, handle, "execution_timeout has passed")
+            raise
 
     def _told_to_end(self, context: Context, site: runs.Site, handle: Handle) -> GpuBurstError:
         ti = context["ti"]
@@ -193,11 +201,9 @@ class GpuJobOperator(BaseOperator):
         return ClusterUnreachable(f"{handle.name} was cancelled: the task was marked or cleared")
 
     def _conclude(self, site: runs.Site, handle: Handle, observation: Observation, timeout: str) -> Any:
-        if runs.finished(site, handle):
-            result = runs.collect(site, handle)
-            self.log.info("%s finished in %.1f s %s", handle.name, result.seconds, result.model_key)
-            return result.to_dict()
-        raise runs.fail(site, handle, observation, timeout=timeout)
+        result = runs.collect(site, handle, observation, timeout=timeout)
+        self.log.info("%s finished in %.1f s %s", handle.name, result.seconds, result.model_key)
+        return result.to_dict()
 
     def _announce(self, context: Context, site: runs.Site, handle: Handle) -> None:
         self.log.info("%s: generation %d of %s", handle.name, handle.generation, handle.run_key)
@@ -221,7 +227,7 @@ class GpuJobOperator(BaseOperator):
             image=self.image,
             gpus=gpus,
             platform=platform.name,
-            queue=cluster.queue if self.queue is None else self.queue,
+            queue=cluster.queue if self.queue_name is None else self.queue_name,
             priority=self.priority,
             inputs={name: _pin(name, value) for name, value in self.inputs.items()},
             params=dict(self.trainer_params),
@@ -232,7 +238,7 @@ class GpuJobOperator(BaseOperator):
             timeouts=Timeouts(
                 queue_s=_seconds(self.queue_timeout),
                 start_s=_seconds(self.start_timeout),
-                run_s=_seconds(self.run_timeout),
+                run_s=_seconds(self.run_timeout or self.execution_timeout),
             ),
         )
 

@@ -88,7 +88,7 @@ class LocalRoute:
         self._same_host(process)
         if _alive(folder):
             trainer = _read(folder.parent / "trainer.json")
-            running = bool(trainer) and bool(process) and trainer["at"] >= process["at"]
+            running = bool(trainer) and trainer["owner"] == _read(folder / "job.json")["uid"]
             return Observation(
                 phase=Phase.RUNNING if running else Phase.STARTING,
                 since=float(trainer["at"]) if running else None,
@@ -110,8 +110,8 @@ class LocalRoute:
                 # The runtime gives the trainer its grace time and then flushes; a second more for each.
                 _wait_dead(folder, self._config.grace_s + 2)
             kill_group(pid, ticks)
-        if (folder / "job.json").exists():
-            end_orphan(folder.parent / "trainer.lock")
+        if job := _read(folder / "job.json"):
+            end_orphan(folder.parent / "trainer.lock", job["uid"])
             shutil.rmtree(folder / "scratch", ignore_errors=True)
 
     def _folder(self, handle: Handle) -> Path:

@@ -7,7 +7,7 @@ imported; operators and triggers hand in what connections say.
 
 from airflow_gpu_burst.runs.following import Follower, Step
 from airflow_gpu_burst.runs.output import OutputReader
-from airflow_gpu_burst.runs.verbs import RunResult, Site, cancel, collect, fail, finished, submit
+from airflow_gpu_burst.runs.verbs import RunResult, Site, cancel, collect, finished, submit
 
 __all__ = [
     "Follower",
@@ -17,7 +17,6 @@ __all__ = [
     "Step",
     "cancel",
     "collect",
-    "fail",
     "finished",
     "submit",
 ]

@@ -32,17 +32,14 @@ class Step:
     :param lines: new output.
     :param notes: state changes worth a line in the task's log.
     :param timeout: the timeout that has passed, a sentence; empty: none.
+    :param done: there is nothing more to wait for.
     """
 
     observation: Observation
     lines: list[str]
     notes: list[str]
     timeout: str = ""
-
-    @property
-    def done(self) -> bool:
-        """True when there is nothing more to wait for."""
-        return self.observation.terminal or bool(self.timeout)
+    done: bool = False
 
 
 def overdue(timeouts: Timeouts, submitted_at: float, observation: Observation, now: float) -> str:
@@ -96,14 +93,15 @@ class Follower:
         try:
             # The run first, its output second: what it said before its end is then always read.
             observation = self._route.observe(self._handle)
-            lines = self._reader.drain() if observation.terminal else self._reader.read()
+            lines = self._reader.read(ended=observation.terminal)
         except GpuBurstError as error:
             return self._out_of_reach(error)
         self._out_of_reach_since = None
         notes = self._changes(observation)
         timeout = overdue(self._timeouts, self._submitted_at, observation, self._wall())
         self._keep_cursor(bool(lines), now=observation.terminal or bool(timeout))
-        return Step(observation=observation, lines=lines, notes=notes, timeout=timeout)
+        done = bool(timeout) or (observation.terminal and self._reader.exhausted)
+        return Step(observation=observation, lines=lines, notes=notes, timeout=timeout, done=done)
 
     def _changes(self, observation: Observation) -> list[str]:
         before, self._last = self._last, observation

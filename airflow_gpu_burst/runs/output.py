@@ -13,6 +13,9 @@ from airflow_gpu_burst.store import Store
 MAX_LINE = 8192
 """Longest line that goes into a task log, in bytes; the spool keeps the whole."""
 
+STEP = 16
+"""Objects of the spool that one `read` takes: 16 MiB at most."""
+
 _GROUP = re.compile(r"::(?=(group|endgroup)::)")
 
 
@@ -69,6 +72,9 @@ class OutputReader:
         state = cursor or {}
         self._stream: str | None = state.get("stream")
         self._offset = int(state.get("offset", 0))
+        self._streams: list[str] = []
+        self.exhausted = False
+        """After `read(ended=True)`: whether that was all."""
         self._lines = LineAssembler(state.get("pending", "").encode("latin-1"), int(state.get("dropped", 0)))
 
     @property
@@ -81,30 +87,34 @@ class OutputReader:
             "dropped": self._lines.dropped,
         }
 
-    def read(self, *, limit: int = 64) -> list[str]:
-        """What is new in the current stream, at most `limit` objects of it."""
-        if self._stream is None:
-            self._stream = next(iter(self._streams()), None)
+    def read(self, *, ended: bool = False) -> list[str]:
+        """
+        What is new, at most STEP objects of it, so that a flood of output never sits in memory at once.
+
+        :param ended: the run is over: go on to the last stream, and give out the line that no newline ends.
+        """
+        if self._stream is None or ended:
+            self._streams = self._list()
+            self._stream = self._stream or next(iter(self._streams), None)
         lines: list[str] = []
-        for _ in range(limit if self._stream else 0):
-            data = self._next()
-            if data is None:
-                break
-            lines += self._lines.feed(data)
+        self.exhausted = False
+        for _ in range(STEP):
+            if self._stream is not None and (data := self._next()) is not None:
+                lines += self._lines.feed(data)
+            elif not ended or not self._advance():
+                self.exhausted = True
+                return lines + (self._lines.flush() if ended else [])
+            else:
+                lines += self._lines.flush()
         return lines
 
-    def drain(self) -> list[str]:
-        """Everything up to the end of the last stream: the run is over."""
-        lines: list[str] = []
-        for stream in self._streams():
-            if self._stream is not None and stream < self._stream:
-                continue
-            if stream != self._stream:
-                lines += self._lines.flush()
-                self._stream, self._offset = stream, 0
-            while (data := self._next()) is not None:
-                lines += self._lines.feed(data)
-        return lines + self._lines.flush()
+    def _advance(self) -> bool:
+        """Go on to the next stream; False when there is none."""
+        later = [stream for stream in self._streams if self._stream is not None and stream > self._stream]
+        if not later:
+            return False
+        self._stream, self._offset = later[0], 0
+        return True
 
     def _next(self) -> bytes | None:
         try:
@@ -114,7 +124,7 @@ class OutputReader:
         self._offset += len(data)
         return data
 
-    def _streams(self) -> list[str]:
+    def _list(self) -> list[str]:
         prefix = stream_prefix(self._prefix, self._generation)
         names = {entry.key.removeprefix(prefix).partition("/")[0] for entry in self._store.list(prefix)}
         return sorted(names)

@@ -116,17 +116,27 @@ def submit(site: Site, *, spec: RunSpec, run_key: RunKey, max_tries: int, try_nu
     raise RunFailed(f"{run_key}: five submissions in a row ended at once; see the last one's output", reason="Flapping")
 
 
-def collect(site: Site, handle: Handle) -> RunResult:
+def collect(site: Site, handle: Handle, observation: Observation | None = None, *, timeout: str = "") -> RunResult:
     """
-    The result of a run that has finished; publishes its model if the pod did not come to it.
+    The result of a run that is over, or the error that ended it. Closes its generation and leaves nothing behind.
 
-    :raises RunFailed: the run log names no result.
+    The run log decides: a result that it names counts, whatever the cluster says of the object. Publishes the
+    model if the pod did not come to it.
+
+    :param observation: the last look at it; None: the log was seen to hold the result.
+    :param timeout: the timeout for which it is ended now, a sentence.
+    :raises RunFailed: there is no result; the message has the reason and the last lines.
     :raises ContractError: the pod's release speaks another version.
     """
     runlog = RunLog(site.store, handle.run_key.prefix)
-    finish = runlog.read().finishes.get(handle.generation)
-    if finish is None:
-        raise RunFailed(f"{handle.name} ended without a result in the run log", code=None, reason="NoResult")
+    if not _finished(runlog.read(), handle.generation):
+        ended = observation or Observation(phase=Phase.LOST, reason="NoResult", message="no result in the run log")
+        verdict = "cancelled" if timeout else _verdict(ended)
+        close = close_generation(runlog, handle.generation, verdict, ended.reason or "RunTimeout")
+        site.route.cancel(handle)
+        if close.verdict != "succeeded":
+            raise _failure(site, handle, ended, timeout)
+    finish = runlog.read().finishes[handle.generation]
     pod = PodResult.from_dict(finish.result)
     model_key = publish(site.store, handle.run_key, handle.generation, pod) or ""
     result, result_key = _result(site.store, pod)
@@ -144,31 +154,6 @@ def collect(site: Site, handle: Handle) -> RunResult:
     )
 
 
-def fail(site: Site, handle: Handle, observation: Observation, *, timeout: str = "") -> RunFailed:
-    """
-    Close the generation of a run that failed or overran, leave nothing of it behind, and return the error to raise.
-
-    Ask `finished` first: a finish in the run log wins over what the cluster says.
-    """
-    runlog = RunLog(site.store, handle.run_key.prefix)
-    verdict = "cancelled" if timeout else _verdict(observation)
-    close_generation(runlog, handle.generation, verdict, observation.reason or "RunTimeout")
-    site.route.cancel(handle)
-    tail = "\n".join(f"  {line}" for line in last_lines(site.store, handle.run_key.prefix, handle.generation))
-    said = f"\nits last lines:\n{tail}" if tail else ""
-    if timeout:
-        return RunTimeout(
-            f"{handle.name} was cancelled: {timeout}. Raise that timeout of the operator, or see what it waits for{said}",
-            reason="RunTimeout",
-        )
-    word = observation.reason or str(observation.phase)
-    return RunFailed(
-        f"{handle.name} failed ({word}): {observation.message}.{_advice(observation)}{said}",
-        code=observation.code,
-        reason=word,
-    )
-
-
 def cancel(site: Site, handle: Handle, reason: str) -> None:
     """End a run: first in the log, so that it can write no more, then on the cluster. May be repeated."""
     close_generation(RunLog(site.store, handle.run_key.prefix), handle.generation, "cancelled", reason)
@@ -178,6 +163,22 @@ def cancel(site: Site, handle: Handle, reason: str) -> None:
 def finished(site: Site, handle: Handle) -> bool:
     """Whether the run log holds the result of this run."""
     return _finished(RunLog(site.store, handle.run_key.prefix).read(), handle.generation)
+
+
+def _failure(site: Site, handle: Handle, observation: Observation, timeout: str) -> RunFailed:
+    tail = "\n".join(f"  {line}" for line in last_lines(site.store, handle.run_key.prefix, handle.generation))
+    said = f"\nits last lines:\n{tail}" if tail else ""
+    if timeout:
+        return RunTimeout(
+            f"{handle.name} was cancelled: {timeout}. Raise it, or see what it waits for{said}",
+            reason="RunTimeout",
+        )
+    word = observation.reason or str(observation.phase)
+    return RunFailed(
+        f"{handle.name} failed ({word}): {observation.message}.{_advice(observation)}{said}",
+        code=observation.code,
+        reason=word,
+    )
 
 
 def _plan(

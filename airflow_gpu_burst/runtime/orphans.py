@@ -45,9 +45,12 @@ class TrainerLock:
             time.sleep(0.05)
         return True
 
-    def record(self, pid: int) -> None:
-        """Remember which process is the trainer."""
-        write_json(self._record, {"pid": pid, "ticks": start_ticks(pid), "boot": boot_id(), "at": time.time()})
+    def record(self, pid: int, owner: str) -> None:
+        """Remember which process is the trainer, and of which submitted object."""
+        write_json(
+            self._record,
+            {"pid": pid, "ticks": start_ticks(pid), "boot": boot_id(), "owner": owner, "at": time.time()},
+        )
 
     def close(self) -> None:
         """Let go."""
@@ -61,11 +64,17 @@ class TrainerLock:
         return True
 
 
-def end_orphan(path: Path) -> None:
-    """End the trainer that the record beside the lock names, if it still is that process."""
+def end_orphan(path: Path, owner: str | None = None) -> None:
+    """
+    End the trainer that the record beside the lock names, if it still is that process.
+
+    :param owner: only if it is this object's. Whoever cancels an old generation must not hit its successor.
+    """
     try:
         record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        return
+    if owner not in (None, record["owner"]):
         return
     if record["boot"] == boot_id() and record["ticks"] is not None:
         kill_group(int(record["pid"]), int(record["ticks"]))

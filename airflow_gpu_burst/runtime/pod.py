@@ -204,7 +204,7 @@ def _train(
         pass_fds=[lock.fd] if lock else [],
     )
     if lock:
-        lock.record(trainer.pid)
+        lock.record(trainer.pid, identity.owner)
     uploader.start()
     try:
         _watch(trainer, epoch, uploader, stop, context.run_s, identity.grace_s)

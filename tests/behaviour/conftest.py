@@ -51,7 +51,9 @@ class Lab:
             submitted_at=time.time(),
         )
 
-    def wait(self, handle: Handle, timeout_s: float = 60, timeouts: Timeouts | None = None) -> tuple[Observation, list[str]]:
+    def wait(
+        self, handle: Handle, timeout_s: float = 60, timeouts: Timeouts | None = None
+    ) -> tuple[Observation, list[str]]:
         """Until the run has ended; its last observation and all of its lines."""
         follower, lines, deadline = self.follower(handle, timeouts), [], time.monotonic() + timeout_s
         while True:

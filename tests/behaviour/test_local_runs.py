@@ -15,7 +15,7 @@ from airflow_gpu_burst.errors import ExitCode, RunFailed, RunTimeout, SpecError
 from airflow_gpu_burst.runlog import RunLog, close_generation
 from airflow_gpu_burst.runtime.process import start_ticks
 from airflow_gpu_burst.spec import Checkpointing, Timeouts
-from airflow_gpu_burst.state import Phase, RunKey
+from airflow_gpu_burst.state import Handle, Observation, Phase, RunKey
 from tests.behaviour.conftest import COUNTING, KEY, Lab, trainer
 
 
@@ -65,6 +65,12 @@ def kill_runtime(lab: Lab, handle) -> None:  # type: ignore[no-untyped-def]
     os.kill(json.loads((lab.folder(handle) / "process.json").read_text())["pid"], signal.SIGKILL)
 
 
+def failure(lab: Lab, handle: Handle, observation: Observation, timeout: str = "") -> RunFailed:
+    with pytest.raises(RunFailed) as caught:
+        runs.collect(lab.site, handle, observation, timeout=timeout)
+    return caught.value
+
+
 def alive(pid: int) -> bool:
     """Whether the process runs; what is dead and waits to be reaped does not."""
     return start_ticks(pid) is not None
@@ -83,7 +89,7 @@ def test_after_a_kill_the_retry_goes_on_from_the_last_checkpoint(lab: Lab, kill)
     observation, _ = lab.wait(first)
     assert observation.phase is Phase.FAILED
     with pytest.raises(RunFailed, match="retry goes on from the last checkpoint") as caught:
-        raise runs.fail(lab.site, first, observation)
+        runs.collect(lab.site, first, observation)
     assert caught.value.retryable
     second = lab.submit(spec, try_number=2)
     assert second.generation == 2
@@ -175,14 +181,20 @@ def test_another_request_under_the_same_run_key_is_refused_with_both(lab: Lab) -
     [
         ("print('boom'); sys.exit(1)", 7, "TrainerFailed", r"the trainer exited with 1(.|\n)*boom", True),
         ("raise ValueError('no such column')", 7, "TrainerFailed", "ValueError: no such column", True),
-        ("os.kill(os.getpid(), 9)", 7, "TrainerFailed", "was killed by SIGKILL; the machine may be out of memory", True),
+        (
+            "os.kill(os.getpid(), 9)",
+            7,
+            "TrainerFailed",
+            "was killed by SIGKILL; the machine may be out of memory",
+            True,
+        ),
         ("ctx.ready(1)", 7, "TrainerFailed", r"write files into checkpoint_folder\(1\) first", True),
     ],
 )
 def test_a_failing_trainer(lab: Lab, body: str, code: int, reason: str, says: str, retryable: bool) -> None:
     handle = lab.submit(trainer(body))
     observation, _ = lab.wait(handle)
-    error = runs.fail(lab.site, handle, observation)
+    error = failure(lab, handle, observation)
     assert (error.code, error.reason, error.retryable) == (code, reason, retryable)
     assert re.search(says, str(error)), str(error)
 
@@ -190,7 +202,7 @@ def test_a_failing_trainer(lab: Lab, body: str, code: int, reason: str, says: st
 def test_publish_without_a_model_says_where_to_write_it(lab: Lab) -> None:
     handle = lab.submit(trainer("pass", publish="model"))
     observation, _ = lab.wait(handle)
-    error = runs.fail(lab.site, handle, observation)
+    error = failure(lab, handle, observation)
     assert "context().model_dir" in str(error) and not error.retryable
 
 
@@ -199,7 +211,7 @@ def test_what_cannot_start_is_the_requests_fault(lab: Lab, change: dict[str, obj
     handle = lab.submit(trainer("pass", **change))
     observation, _ = lab.wait(handle)
     assert observation.code == ExitCode.REQUEST_WRONG
-    assert not runs.fail(lab.site, handle, observation).retryable
+    assert not failure(lab, handle, observation).retryable
 
 
 def test_a_trainer_that_hangs_and_ignores_sigterm_is_cancelled_by_the_run_timeout(lab: Lab) -> None:
@@ -208,7 +220,7 @@ def test_a_trainer_that_hangs_and_ignores_sigterm_is_cancelled_by_the_run_timeou
     follower = lab.follower(handle, Timeouts(run_s=1.0))
     while not (step := follower.step()).done:
         time.sleep(0.1)
-    error = runs.fail(lab.site, handle, step.observation, timeout=step.timeout)
+    error = failure(lab, handle, step.observation, step.timeout)
     assert isinstance(error, RunTimeout) and "run_timeout is 1 s" in str(error)
     assert lab.site.route.observe(handle).terminal
 
@@ -246,7 +258,11 @@ def test_only_so_many_checkpoints_are_kept_and_their_data_is_deleted(lab: Lab) -
     assert observation.success, lines
     history = RunLog(lab.site.store, KEY.prefix).read()
     assert [c.step for c in history.live] == [7, 8]
-    data = {entry.key.split("/step-")[1][:12] for entry in lab.site.store.list(f"{KEY.prefix}/data/") if "/step-" in entry.key}
+    data = {
+        entry.key.split("/step-")[1][:12]
+        for entry in lab.site.store.list(f"{KEY.prefix}/data/")
+        if "/step-" in entry.key
+    }
     assert data == {f"{step:012d}" for step in (7, 8)}
 
 
@@ -279,3 +295,22 @@ def test_the_trainer_sees_none_of_the_workers_secrets(lab: Lab, monkeypatch: pyt
     handle = lab.submit(trainer("ctx.result({'env': sorted(os.environ)})"))
     lab.wait(handle)
     assert not [name for name in runs.collect(lab.site, handle).result["env"] if name.startswith("AIRFLOW")]
+
+
+def test_cancelling_an_old_generation_late_does_not_touch_its_successor(lab: Lab) -> None:
+    spec = counting(steps=30)
+    first = lab.submit(spec, max_tries=2)
+    lab.wait_for(lambda: commits(lab) >= 1)
+    second = lab.submit(spec, max_tries=3, try_number=2)
+    lab.wait_for(lambda: lab.site.route.observe(second).phase is Phase.RUNNING)
+    runs.cancel(lab.site, first, "a trigger that is late")
+    observation, lines = lab.wait(second)
+    assert observation.success, lines
+
+
+def test_a_result_that_comes_while_the_run_is_given_up_is_collected(lab: Lab) -> None:
+    handle = lab.submit(counting())
+    lab.wait(handle)
+    lost = Observation(phase=Phase.LOST, reason="Deleted")
+    assert runs.collect(lab.site, handle, lost).result == {"steps": 3, "from": 0}
+    assert len(lab.versions()) == 1
