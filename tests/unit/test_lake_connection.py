@@ -11,8 +11,12 @@ import pytest
 
 from airflow_gpu_burst.errors import SpecError
 from airflow_gpu_burst.lake.catalog import CatalogConfig, is_secret, split_name
-from airflow_gpu_burst.lake.connection import CONNECTION_TYPE, config_of
+from airflow_gpu_burst.lake.connection import config_of
+from airflow_gpu_burst.provider_info import get_provider_info
 
+CONNECTION_TYPE = next(
+    entry for entry in get_provider_info()["connection-types"] if entry["connection-type"] == "iceberg_lake"
+)
 URI = "https://polaris.example.com/api/catalog"
 
 
@@ -138,7 +142,7 @@ def test_the_form_is_what_airflow_s_schema_wants() -> None:
 
 def test_every_field_of_the_form_is_understood() -> None:
     for name, field in CONNECTION_TYPE["conn-fields"].items():
-        value = {"access_delegation": "vended", "type": "rest"}.get(name, "x")
+        value = {"access_delegation": "vended", "type": "rest", "uri": URI}.get(name, "x")
         found = config(extras={name: value})
         hidden = field["schema"].get("format") == "password"
         assert hidden == bool(found.secrets), name
