@@ -1,0 +1,230 @@
+"""A store in an S3 bucket, by boto3's low-level client. Retries are our own, so that each is known."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+
+from airflow_gpu_burst.errors import ObjectMissing, StoreError
+from airflow_gpu_burst.store import files
+from airflow_gpu_burst.store.config import StoreConfig
+from airflow_gpu_burst.store.interface import Entry, check_key, check_prefix, is_key
+from airflow_gpu_burst.store.s3_transfer import Download, Window
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
+
+T = TypeVar("T")
+
+_MIB = 1 << 20
+_MAX_PARTS = 9000  # S3 allows 10,000; the rest is room for a file size that was rounded
+_THREADS = 4  # parts in flight: enough to fill a NIC's first gigabytes without starving a data loader
+
+
+class S3Store:
+    """
+    Objects of one bucket below one prefix. Safe for threads; connects when first used.
+
+    :param attempts: per request, `create` excepted: that makes one, since a repeated conditional write
+        may find its own first one.
+    :param part_size: bytes per part of a multipart upload; raised for files of over 9000 parts. Files
+        up to this size go in one request.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        attempts: int = 5,
+        connect_timeout_s: float = 10,
+        read_timeout_s: float = 60,
+        part_size: int = 64 * _MIB,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._config = config
+        self._bucket = config.bucket
+        self._base = f"{config.prefix}/" if config.prefix else ""
+        self._attempts = attempts
+        self._timeouts = (connect_timeout_s, read_timeout_s)
+        self._part_size = part_size
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._made: S3Client | None = None
+
+    @property
+    def uri(self) -> str:
+        """`s3://bucket/prefix`."""
+        return f"s3://{self._bucket}/{self._base}".rstrip("/")
+
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+        name = self._name(key)
+
+        def read() -> bytes:
+            return self._client.get_object(Bucket=self._bucket, Key=name)["Body"].read()
+
+        return self._call("get", key, read)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write over whatever is there."""
+        name = self._name(key)
+        self._call("put", key, lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=data))
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write if nothing is there: one attempt, so that a 412 is not about this call's own write."""
+        name = self._name(key)
+        self._call(
+            "create",
+            key,
+            lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*"),
+            attempts=1,
+        )
+
+    def upload(self, key: str, path: str) -> None:
+        """One request up to the size of a part, else parts in parallel; then the size is verified."""
+        with files.reading(path) as (fd, size):
+            if size > self._part_size:
+                self._upload_parts(key, fd, size)
+                return
+            name = self._name(key)
+            self._call(
+                "upload",
+                key,
+                lambda: self._client.put_object(
+                    Bucket=self._bucket,
+                    Key=name,
+                    Body=cast(IO[bytes], Window(fd, 0, size)),
+                    ContentLength=size,
+                ),
+            )
+
+    def download(self, key: str, path: str) -> None:
+        """A broken stream goes on where it broke, as long as the object is the same."""
+        with files.landing(path) as fd:
+            self._call("download", key, Download(self._client, self._bucket, self._name(key), fd))
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """Objects whose key begins with `prefix`, page by page."""
+        where: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base + check_prefix(prefix)}
+        while True:
+            page = self._call("list", prefix, partial(self._client.list_objects_v2, **where))
+            for found in page.get("Contents", []):
+                key = found["Key"].removeprefix(self._base)
+                if is_key(key):  # leaves out "directories": empty objects whose name ends with a slash
+                    yield Entry(key, found["Size"])
+            if not page.get("IsTruncated"):
+                return
+            where["ContinuationToken"] = page["NextContinuationToken"]
+
+    def delete(self, key: str) -> None:
+        """Remove. In a bucket with versioning the bytes stay as an older version."""
+        name = self._name(key)
+        with suppress(ObjectMissing):
+            self._call("delete", key, lambda: self._client.delete_object(Bucket=self._bucket, Key=name))
+
+    def _name(self, key: str) -> str:
+        return self._base + check_key(key)
+
+    @property
+    def _client(self) -> S3Client:
+        with self._lock:
+            if self._made is None:
+                self._made = _connect(self._config, *self._timeouts)
+            return self._made
+
+    def _call(self, action: str, key: str, request: Callable[[], T], *, attempts: int = 0) -> T:
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        from airflow_gpu_burst.store.s3_errors import mapped
+
+        for left in reversed(range(attempts or self._attempts)):
+            try:
+                return request()
+            except (BotoCoreError, ClientError, ResponseParserError) as error:
+                problem = mapped(error, action, key, self._config)
+                if not left or not problem.retryable:
+                    raise problem from error
+            pause = 0.2 * 2 ** (self._attempts - left)
+            self._sleep(min(pause, 5.0) * (0.5 + os.urandom(1)[0] / 256))  # jitter: ranks fail together
+        raise AssertionError("unreachable")
+
+    def _upload_parts(self, key: str, fd: int, size: int) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        name = self._name(key)
+        where: Any = {"Bucket": self._bucket, "Key": name}
+        step = max(self._part_size, -(-size // (_MAX_PARTS * _MIB)) * _MIB)
+        upload: Any = self._call("upload", key, lambda: self._client.create_multipart_upload(**where))["UploadId"]
+
+        def send(number: int) -> CompletedPartTypeDef:
+            start = (number - 1) * step
+            length = min(step, size - start)
+            answer = self._call(
+                "upload",
+                key,
+                lambda: self._client.upload_part(
+                    **where,
+                    UploadId=upload,
+                    PartNumber=number,
+                    Body=cast(IO[bytes], Window(fd, start, length)),
+                    ContentLength=length,
+                ),
+            )
+            return {"ETag": answer["ETag"], "PartNumber": number}
+
+        pool = ThreadPoolExecutor(_THREADS)
+        try:
+            parts = list(pool.map(send, range(1, -(-size // step) + 1)))
+            with suppress(ObjectMissing):  # NoSuchUpload: the answer to a first attempt was lost
+                self._call(
+                    "upload",
+                    key,
+                    lambda: self._client.complete_multipart_upload(
+                        **where, UploadId=upload, MultipartUpload={"Parts": parts}
+                    ),
+                )
+            stored = self._call("upload", key, lambda: self._client.head_object(**where))["ContentLength"]
+            if stored != size:
+                raise StoreError(f"upload {key!r}: {size} bytes were sent, {stored} are stored. Upload it again")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            with suppress(StoreError):
+                self._call("upload", key, lambda: self._client.abort_multipart_upload(**where, UploadId=upload))
+            raise
+        finally:
+            pool.shutdown()
+
+
+def _connect(config: StoreConfig, connect_timeout_s: float, read_timeout_s: float) -> S3Client:
+    from boto3.session import Session
+    from botocore.config import Config
+
+    settings = Config(
+        s3={"addressing_style": "path"},  # most S3 servers on premises have no wildcard DNS
+        # Newer SDKs wrap bodies in trailers with a CRC, which some servers store as part of the object.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=connect_timeout_s,
+        read_timeout=read_timeout_s,
+        max_pool_connections=16,
+        tcp_keepalive=True,
+    )
+    # A session of its own: the default one is not safe to use from several threads.
+    return Session().client(
+        "s3",
+        endpoint_url=config.endpoint_url or None,
+        region_name=config.region or None,
+        verify=config.ca_bundle or None,
+        aws_access_key_id=config.access_key_id or None,
+        aws_secret_access_key=config.secret_access_key or None,
+        aws_session_token=config.session_token or None,
+        config=settings,
+    )
