@@ -90,7 +90,7 @@ def yield_rca() -> None:
     )
 
     @task
-    def write_findings(trained: dict[str, Any]) -> None:
+    def write_findings(trained: Any) -> None:
         """One set per run, however often it is retried or trained anew."""
         from rca import findings
 
@@ -113,7 +113,7 @@ def yield_rca() -> None:
         )
 
     @task
-    def report(trained: dict[str, Any], pin: dict[str, Any]) -> str:
+    def report(trained: Any, pin: Any) -> str:
         """One HTML file in the store; returns its key."""
         from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The main job under a real scheduler, worker and triggerer: killed half way, cleared, marked; nothing is lost or twice."""
+"""The main job under a real scheduler, worker and triggerer: killed, cleared, marked; nothing lost, nothing twice."""
 
 from __future__ import annotations
 
