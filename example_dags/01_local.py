@@ -18,4 +18,4 @@ def local_example() -> None:
     )
 
 
-local_example()
+local_example_dag = local_example()

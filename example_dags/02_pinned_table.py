@@ -20,4 +20,4 @@ def pinned_table_example() -> None:
     GpuJobOperator(task_id="count", command=["python", "-c", COUNT], inputs={"wafers": pin.output}, retries=2)
 
 
-pinned_table_example()
+pinned_table_example_dag = pinned_table_example()

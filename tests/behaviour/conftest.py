@@ -1,4 +1,4 @@
-"""Sites for the behaviour tests: the local route with a directory as store."""
+"""Sites for the behaviour tests: the local route, with a directory and with an S3 server as store."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ KEY = RunKey(dag_id="dag", task_id="train", run_id="manual__2026-01-01 ☃ space
 class Lab:
     """One site, with shorthand for what most tests do."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        config = StoreConfig(uri=f"file://{tmp_path}/store")
-        (tmp_path / "store").mkdir()
+    def __init__(self, tmp_path: Path, config: StoreConfig) -> None:
         self.work = tmp_path / "work"
         self.site = Site(
             route=LocalRoute(ClusterConfig(connection="gpu", work_dir=str(self.work), grace_s=3)),
@@ -77,9 +75,44 @@ class Lab:
         return [entry.key for entry in self.site.store.list(f"models/{name}/versions/")]
 
 
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """Endpoint of an S3 server (moto) with a bucket named `burst`."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **S3_KEYS)
+    client.create_bucket(Bucket="burst")
+    client.close()
+    yield endpoint
+    server.stop()
+
+
+S3_KEYS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+
+
+@pytest.fixture(params=["directory", "s3"])
+def store_config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
+    """Every kind of store that the suites run over, empty."""
+    if request.param == "directory":
+        (tmp_path / "store").mkdir()
+        return StoreConfig(uri=f"file://{tmp_path}/store")
+    return StoreConfig(
+        uri=f"s3://burst/{tmp_path.name}-{time.time_ns()}",
+        endpoint_url=request.getfixturevalue("s3"),
+        region="us-east-1",
+        access_key_id="key",
+        secret_access_key="secret",
+    )
+
+
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
+def lab(tmp_path: Path, store_config: StoreConfig) -> Iterator[Lab]:
+    lab = Lab(tmp_path, store_config)
     yield lab
     for handle in lab.handles:
         lab.site.route.cancel(handle)

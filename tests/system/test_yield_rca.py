@@ -23,7 +23,8 @@ from demo.run import environment
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-DAGS = Path(__file__).resolve().parents[2] / "dags"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = {"01_local.py": "local_example", "02_pinned_table.py": "pinned_table_example"}
 CONF = {"rounds": 120, "checkpoint_every": 10, "pause_s": 1.0, "lots": 40}
 
 
@@ -94,7 +95,9 @@ class Fab:
 def fab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fab]:
     home = tmp_path_factory.mktemp("fab")
     dags = home / "dags"
-    shutil.copytree(DAGS, dags, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
+    for example in (ROOT / "example_dags").glob("*.py"):
+        shutil.copy(example, dags)
     # The same DAG, waiting on a worker slot: only there is a worker to kill half way.
     text = (dags / "yield_rca.py").read_text()
     variant = text.replace("def yield_rca()", "def yield_rca_sync()").replace("= yield_rca()", "= yield_rca_sync()")
@@ -189,3 +192,15 @@ def test_clearing_after_success_trains_anew_and_keeps_one_set_of_findings(fab: F
     assert all(start.restore_from is None for start in fab.history(key).starts)
     after = fab.findings(key)
     assert len(after) == len(before) and after[0]["created_at"] != before[0]["created_at"]
+
+
+def test_every_example_dag_runs(fab: Fab) -> None:
+    """Runs last: the pinned table is the one that the tests above have filled."""
+    assert {path.name for path in (ROOT / "example_dags").glob("*.py")} == set(EXAMPLES)
+    for dag_id in EXAMPLES.values():
+        fab.stack.wait_parsed(dag_id)
+    runs = {dag_id: fab.stack.trigger(dag_id) for dag_id in EXAMPLES.values()}
+    for dag_id, run_id in runs.items():
+        fab.stack.wait_run(dag_id, run_id, timeout_s=90)
+    counted = fab.stack.xcom("pinned_table_example", runs["pinned_table_example"], "count")
+    assert counted["result"]["rows"] == CONF["lots"] * 12
