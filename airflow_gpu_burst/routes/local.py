@@ -27,8 +27,8 @@ from airflow_gpu_burst import contract
 from airflow_gpu_burst.errors import ClusterUnreachable, ExitCode, RouteError, SpecError
 from airflow_gpu_burst.routes import ClusterConfig, Job
 from airflow_gpu_burst.runtime.orphans import end_orphan
-from airflow_gpu_burst.runtime.pod import ENV_TRAINER_LOCK
 from airflow_gpu_burst.runtime.process import boot_id, kill_group, start_ticks
+from airflow_gpu_burst.runtime.training import ENV_TRAINER_LOCK
 from airflow_gpu_burst.runtime.workspace import write_json
 from airflow_gpu_burst.state import Handle, Observation, Phase
 
