@@ -14,6 +14,7 @@ from typing import Protocol
 from airflow_gpu_burst.errors import SpecError
 from airflow_gpu_burst.spec import RunSpec
 from airflow_gpu_burst.state import Handle, Observation, RunKey
+from airflow_gpu_burst.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,9 @@ class Route(Protocol):
 
     def observe(self, handle: Handle) -> Observation:
         """One look at the object."""
+
+    def salvage(self, handle: Handle, store: Store) -> None:
+        """The run is over: spool what of its output the pod could not, if it can still be had."""
 
     def cancel(self, handle: Handle) -> None:
         """End it and what it started; nothing happens when it is gone."""

@@ -2,8 +2,9 @@
 The local route: the in-pod runtime as a process in a session of its own, which outlives the Airflow worker.
 
 One folder per submitted object under `work_dir`: `<run digest>/<name>/`. `job.json` is the object and holds its UID;
-`process.json` says which process runs it; `exit.json` is its last word. Liveness is a lock that the runtime
-inherits (`alive.lock`), not a process id. Everything of a run key shares `trainer.lock`.
+`process.json` says that it was started, and by which process it runs; `exit.json` is its last word. Liveness is a
+lock (`alive.lock`) that the submitter takes, the runtime inherits and the kernel releases. Everything of a run
+key shares `trainer.lock`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from typing import Any
 from airflow_gpu_burst import contract
 from airflow_gpu_burst.errors import ClusterUnreachable, ExitCode, RouteError, SpecError
 from airflow_gpu_burst.routes import ClusterConfig, Job
-from airflow_gpu_burst.runtime.orphans import end_orphan
+from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK, end_trainers
+from airflow_gpu_burst.runtime.output import send_rest
+from airflow_gpu_burst.runtime.pod import ENV_PROCESS_FILE
 from airflow_gpu_burst.runtime.process import boot_id, kill_group, start_ticks
-from airflow_gpu_burst.runtime.training import ENV_TRAINER_LOCK
-from airflow_gpu_burst.runtime.workspace import write_json
+from airflow_gpu_burst.runtime.workspace import Workspace, write_json
 from airflow_gpu_burst.state import Handle, Observation, Phase
+from airflow_gpu_burst.store import Store
 
 INHERITED = (
     "PATH",
@@ -87,32 +90,44 @@ class LocalRoute:
         process = _read(folder / "process.json")
         self._same_host(process)
         if _alive(folder):
-            trainer = _read(folder.parent / "trainer.json")
-            running = bool(trainer) and trainer["owner"] == _read(folder / "job.json")["uid"]
+            started = _read(self._workspace(handle).started_file)
             return Observation(
-                phase=Phase.RUNNING if running else Phase.STARTING,
-                since=float(trainer["at"]) if running else None,
+                phase=Phase.RUNNING if started else Phase.STARTING,
+                since=float(started["at"]) if started else None,
                 cluster=self._config.connection,
             )
         return self._ended(_read(folder / "exit.json"), process)
 
+    def salvage(self, handle: Handle, store: Store) -> None:
+        """A killed runtime leaves the last seconds of output in its scratch folder."""
+        workspace = self._workspace(handle)
+        try:
+            stream = str(json.loads(workspace.spool_file.read_text(encoding="utf-8")))
+            send_rest(store, workspace.output_file, stream)
+        except (FileNotFoundError, ValueError):
+            return
+
     def cancel(self, handle: Handle) -> None:
         """SIGTERM, the grace time, SIGKILL; then whatever trainer the runtime left behind."""
         folder = self._folder(handle)
-        process = _read(folder / "process.json")
-        if process and process["host"] != socket.gethostname():
-            self._same_host(process)
-        if process and process["boot"] == boot_id():
-            pid, ticks = int(process["pid"]), int(process["ticks"])
-            if start_ticks(pid) == ticks:
+        job = _read(folder / "job.json")
+        if not job:
+            return
+        self._same_host(_read(folder / "process.json"))
+        if _alive(folder):
+            process = _wait_pid(folder)
+            pid, ticks = int(process.get("pid", 0)), int(process.get("ticks", 0))
+            if pid and start_ticks(pid) == ticks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-                # The runtime gives the trainer its grace time and then flushes; a second more for each.
+                # The runtime gives the trainer its grace time and then flushes: some seconds more.
                 _wait_dead(folder, self._config.grace_s + 2)
-            kill_group(pid, ticks)
-        if job := _read(folder / "job.json"):
-            end_orphan(folder.parent / "trainer.lock", job["uid"])
-            shutil.rmtree(folder / "scratch", ignore_errors=True)
+                kill_group(pid, ticks)
+        end_trainers(folder.parent / "trainer.lock", job["uid"])
+        shutil.rmtree(folder / "scratch", ignore_errors=True)
+
+    def _workspace(self, handle: Handle) -> Workspace:
+        return Workspace(self._folder(handle) / "scratch")
 
     def _folder(self, handle: Handle) -> Path:
         return self._root / handle.run_key.digest[:32] / handle.name
@@ -152,18 +167,19 @@ class LocalRoute:
             contract.ENV_RANK: "0",
             contract.ENV_SCRATCH: str(folder / "scratch"),
             contract.ENV_TERMINATION_FILE: str(folder / "exit.json"),
+            ENV_PROCESS_FILE: str(folder / "process.json"),
             contract.ENV_GRACE: str(self._config.grace_s),
             ENV_TRAINER_LOCK: str(folder.parent / "trainer.lock"),
         }
-        began = time.time()
-        lock = os.open(folder / "alive.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        lock = os.open(folder / "alive.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            os.set_inheritable(lock, True)
-            argv = [sys.executable, "-m", "airflow_gpu_burst.cli", "run", "--", *job.spec.command]
-            pid = os.posix_spawn(
+            # From here on it counts as started, whoever dies: the lock is held, then released by the kernel.
+            write_json(folder / "process.json", {"boot": boot_id(), "host": socket.gethostname(), "at": time.time()})
+            os.posix_spawn(
                 sys.executable,
-                argv,
+                [sys.executable, "-m", "airflow_gpu_burst.cli", "run", "--", *job.spec.command],
                 env,
                 setsid=True,
                 file_actions=[
@@ -172,10 +188,13 @@ class LocalRoute:
                         os.POSIX_SPAWN_OPEN,
                         1,
                         str(folder / "runtime.log"),
-                        os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+                        log_flags,
                         0o600,
                     ),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
+                    # Only this child gets the lock: an inheritable descriptor would go to whatever another thread
+                    # starts at the same time, and the run would never look dead.
+                    (os.POSIX_SPAWN_DUP2, lock, _another(lock)),
                 ],
                 # A worker that was asked to end must not pass its blocked or ignored signals on.
                 setsigmask=[],
@@ -183,16 +202,6 @@ class LocalRoute:
             )
         finally:
             os.close(lock)
-        write_json(
-            folder / "process.json",
-            {
-                "pid": pid,
-                "ticks": start_ticks(pid),
-                "boot": boot_id(),
-                "host": socket.gethostname(),
-                "at": began,
-            },
-        )
 
     def _ended(self, last_word: Mapping[str, Any], process: Mapping[str, Any]) -> Observation:
         if last_word:
@@ -248,6 +257,21 @@ def _alive(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _another(descriptor: int) -> int:
+    """A number that is not this one: duplicating a descriptor onto itself would leave it closed on exec."""
+    return 100 if descriptor != 100 else 101
+
+
+def _wait_pid(folder: Path, timeout_s: float = 10.0) -> Mapping[str, Any]:
+    """`process.json` once the runtime has written its pid, a moment after its start."""
+    deadline = time.monotonic() + timeout_s
+    while "pid" not in (process := _read(folder / "process.json")):
+        if not _alive(folder) or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return process
 
 
 def _wait_dead(folder: Path, timeout_s: float) -> bool:

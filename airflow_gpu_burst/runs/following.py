@@ -81,6 +81,8 @@ class Follower:
         self._timeouts, self._submitted_at, self._wall = timeouts, submitted_at, wall
         self._last: Observation | None = None
         self._noted_at = 0.0
+        self._noted: Mapping[str, Any] | None = None
+        self._salvaged = False
         self._out_of_reach_since: float | None = None
         self._reader = OutputReader(store, handle.run_key.prefix, handle.generation, load_cursor(store, handle))
 
@@ -93,13 +95,17 @@ class Follower:
         try:
             # The run first, its output second: what it said before its end is then always read.
             observation = self._route.observe(self._handle)
+            printed = self._reader.cursor
+            if observation.terminal and not self._salvaged:
+                self._route.salvage(self._handle, self._store)
+                self._salvaged = True
             lines = self._reader.read(ended=observation.terminal)
         except GpuBurstError as error:
             return self._out_of_reach(error)
         self._out_of_reach_since = None
         notes = self._changes(observation)
         timeout = overdue(self._timeouts, self._submitted_at, observation, self._wall())
-        self._keep_cursor(bool(lines), now=observation.terminal or bool(timeout))
+        self._keep_cursor(printed)
         done = bool(timeout) or (observation.terminal and self._reader.exhausted)
         return Step(observation=observation, lines=lines, notes=notes, timeout=timeout, done=done)
 
@@ -122,12 +128,16 @@ class Follower:
         observation = self._last or Observation(phase=Phase.SUBMITTED)
         return Step(observation=observation, lines=[], notes=notes)
 
-    def _keep_cursor(self, moved: bool, *, now: bool) -> None:
-        if not now and (not moved or self._wall() - self._noted_at < CURSOR_EVERY_S):
+    def _keep_cursor(self, printed: Mapping[str, Any]) -> None:
+        """
+        Note how far the lines of *earlier* steps came: those of this one are not printed yet, and whoever prints
+        them may be killed first.
+        """
+        if printed == self._noted or self._wall() - self._noted_at < CURSOR_EVERY_S:
             return
-        self._noted_at = self._wall()
+        self._noted_at, self._noted = self._wall(), printed
         with contextlib.suppress(GpuBurstError):  # a hint: without it lines are printed twice, never lost
-            self._store.put(_cursor_key(self._handle), json.dumps(self._reader.cursor).encode())
+            self._store.put(_cursor_key(self._handle), json.dumps(printed).encode())
 
 
 def load_cursor(store: Store, handle: Handle) -> Mapping[str, Any] | None:

@@ -13,8 +13,8 @@ from airflow_gpu_burst.store import Store
 MAX_LINE = 8192
 """Longest line that goes into a task log, in bytes; the spool keeps the whole."""
 
-STEP = 16
-"""Objects of the spool that one `read` takes: 16 MiB at most."""
+STEP = 4
+"""Objects of the spool that one `read` takes: 4 MiB at most."""
 
 _GROUP = re.compile(r"::(?=(group|endgroup)::)")
 
@@ -117,8 +117,9 @@ class OutputReader:
         return True
 
     def _next(self) -> bytes | None:
+        stream = f"{stream_prefix(self._prefix, self._generation)}{self._stream}"
         try:
-            data = self._store.get(chunk_key(self._prefix, self._generation, self._stream or "", self._offset))
+            data = self._store.get(chunk_key(stream, self._offset))
         except ObjectMissing:
             return None
         self._offset += len(data)

@@ -1,22 +1,29 @@
 """
 One trainer at a time on the local route, where no kubelet ends what a dead runtime leaves behind.
 
-The trainer inherits the descriptor of a locked file. As long as the lock is held a trainer of this run key
-lives, whatever became of its parent; a new epoch ends it first. A process id alone proves nothing: it is
-used again, so it is compared with the process's start time and the machine's boot.
+The trainer and all that it starts inherit the descriptor of a locked file: as long as the lock is held one of
+them lives, whatever became of its parent. Which processes they are, the kernel tells: they carry the run's
+environment (`/proc/<pid>/environ`), also after they have left group and session. A recorded process id would
+prove nothing, since ids are used again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import json
 import os
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from airflow_gpu_burst.contract import ENV_OWNER
 from airflow_gpu_burst.errors import RunLogError
-from airflow_gpu_burst.runtime.process import boot_id, kill_group, start_ticks
-from airflow_gpu_burst.runtime.workspace import write_json
+from airflow_gpu_burst.runtime.process import start_ticks
+from airflow_gpu_burst.runtime.workspace import ENV_WORKSPACE
+
+ENV_TRAINER_LOCK = "GPU_BURST_TRAINER_LOCK"
+"""Set by the local route: the file whose lock tells that a trainer of this run key lives."""
 
 
 class TrainerLock:
@@ -24,33 +31,27 @@ class TrainerLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._record = path.with_suffix(".json")
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def acquire(self, *, wait_s: float = 15.0) -> bool:
         """
-        Take the lock; an orphan that holds it is ended. Returns whether there was one.
+        Take the lock; trainers that hold it are ended. Returns whether there was one.
 
-        :raises RunLogError: it could not be ended.
+        To be called by the present epoch only: whoever was superseded would end its successor's trainer.
+
+        :raises RunLogError: it could not be had.
         """
-        if self._try():
-            return False
-        end_orphan(self.path)
         deadline = time.monotonic() + wait_s
+        found = False
         while not self._try():
+            found = True
+            end_trainers(self.path)
             if time.monotonic() > deadline:
                 raise RunLogError(
                     f"an earlier trainer of this run still holds {self.path}; end it (`fuser {self.path}` names it)"
                 )
             time.sleep(0.05)
-        return True
-
-    def record(self, pid: int, owner: str) -> None:
-        """Remember which process is the trainer, and of which submitted object."""
-        write_json(
-            self._record,
-            {"pid": pid, "ticks": start_ticks(pid), "boot": boot_id(), "owner": owner, "at": time.time()},
-        )
+        return found
 
     def close(self) -> None:
         """Let go."""
@@ -64,17 +65,40 @@ class TrainerLock:
         return True
 
 
-def end_orphan(path: Path, owner: str | None = None) -> None:
+def end_trainers(lock: Path, owner: str | None = None, *, wait_s: float = 10.0) -> None:
     """
-    End the trainer that the record beside the lock names, if it still is that process.
+    SIGKILL every process of the trainers that inherited a lock file.
 
-    :param owner: only if it is this object's. Whoever cancels an old generation must not hit its successor.
+    :param owner: only those of this submitted object. Whoever cancels an old generation must not hit its successor.
     """
+    deadline = time.monotonic() + wait_s
+    while (pids := list(_trainers(lock, owner))) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                # The descriptor names the process, not the number: what is killed is what was looked at.
+                descriptor = os.pidfd_open(pid)
+                try:
+                    if _is_trainer(pid, lock, owner):
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                finally:
+                    os.close(descriptor)
+        time.sleep(0.02)
+
+
+def _trainers(lock: Path, owner: str | None) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and _is_trainer(int(entry.name), lock, owner):
+            yield int(entry.name)
+
+
+def _is_trainer(pid: int, lock: Path, owner: str | None) -> bool:
     try:
-        record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    if owner not in (None, record["owner"]):
-        return
-    if record["boot"] == boot_id() and record["ticks"] is not None:
-        kill_group(int(record["pid"]), int(record["ticks"]))
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    wanted = [f"{ENV_TRAINER_LOCK}={lock}".encode()]
+    if owner is not None:
+        wanted.append(f"{ENV_OWNER}={owner}".encode())
+    # Only a trainer has a workspace in its environment; its runtime, which shares the rest, does not.
+    trainer = any(variable.startswith(f"{ENV_WORKSPACE}=".encode()) for variable in variables)
+    return trainer and all(variable in variables for variable in wanted) and start_ticks(pid) is not None

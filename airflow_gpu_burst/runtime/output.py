@@ -28,9 +28,9 @@ def stream_prefix(prefix: str, generation: int) -> str:
     return f"{prefix}/output/g{generation:06d}/"
 
 
-def chunk_key(prefix: str, generation: int, stream: str, offset: int) -> str:
-    """Key of the piece of a stream that begins at a byte offset."""
-    return f"{stream_prefix(prefix, generation)}{stream}/{offset:015d}.log"
+def chunk_key(stream: str, offset: int) -> str:
+    """Key of the piece of a stream (`<stream prefix><name>`) that begins at a byte offset."""
+    return f"{stream}/{offset:015d}.log"
 
 
 class Output:
@@ -91,6 +91,20 @@ class Output:
                 self._mirror = None  # nobody reads us any more
 
 
+def send_rest(store: Store, path: Path, stream: str) -> None:
+    """
+    Spool what a killed runtime left unsent in its output file.
+
+    :param stream: key prefix of its stream (see `chunk_key`), without the slash at the end.
+    """
+    sent = sum(entry.size for entry in store.list(f"{stream}/"))
+    with path.open("rb") as file:
+        file.seek(sent)
+        while data := file.read(CHUNK):
+            store.put(chunk_key(stream, sent), data)
+            sent += len(data)
+
+
 class Spooler(threading.Thread):
     """
     Sends what is new in the output file to the store while the run lasts.
@@ -124,6 +138,8 @@ class Spooler(threading.Thread):
         self._stop_event.set()
         if self.is_alive():
             self.join(timeout_s)
+            if self.is_alive():
+                return False  # in the middle of a piece: a second sender would skip it
         deadline = self._clock() + timeout_s
         while not self._send_new():
             if self._clock() > deadline:

@@ -7,6 +7,7 @@ Whatever happens ends in one exit code and one last word.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,18 +16,21 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from airflow_gpu_burst import contract
 from airflow_gpu_burst.contract import PodContext
 from airflow_gpu_burst.errors import ContractError, ExitCode, GpuBurstError, RunFailed
-from airflow_gpu_burst.runtime.output import Output, Spooler, chunk_key
+from airflow_gpu_burst.runtime.output import Output, Spooler, chunk_key, stream_prefix
+from airflow_gpu_burst.runtime.process import start_ticks
 from airflow_gpu_burst.runtime.training import Identity, Pod, Stop, train
 from airflow_gpu_burst.runtime.workspace import Workspace, write_json
 from airflow_gpu_burst.store import Store, StoreConfig, open_store
 
+ENV_PROCESS_FILE = "GPU_BURST_PROCESS_FILE"
+"""Set by the local route: where the runtime says which process it is."""
 ENV_KEEP_SCRATCH = "GPU_BURST_KEEP_SCRATCH"
 """Set to keep the scratch folder after the run, to look at what a trainer left."""
 
@@ -41,6 +45,7 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> ExitCode:
     stop = Stop()
     before = {s: signal.signal(s, stop.on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
+        _announce(env)
         _run(command, env, stop)
         return _last_word(env, ExitCode.OK, "Succeeded", "")
     except GpuBurstError as error:
@@ -84,7 +89,9 @@ def _run(command: Sequence[str], env: Mapping[str, str], stop: Stop) -> None:
             closing.callback(shutil.rmtree, workspace.root, ignore_errors=True)
         output = Output(workspace.output_file, sys.stdout.buffer)
         closing.callback(output.close)
-        spooler = Spooler(store, workspace.output_file, _spool_key(context, identity))
+        stream = _stream(context, identity)
+        write_json(workspace.spool_file, stream)
+        spooler = Spooler(store, workspace.output_file, lambda offset: chunk_key(stream, offset))
         spooler.start()
         closing.callback(spooler.finish)
         pod = Pod(
@@ -105,9 +112,16 @@ def _run(command: Sequence[str], env: Mapping[str, str], stop: Stop) -> None:
             raise
 
 
-def _spool_key(context: PodContext, identity: Identity) -> Callable[[int], str]:
-    stream = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{identity.rank:05d}-{identity.nonce[:8]}"
-    return lambda offset: chunk_key(context.prefix, context.generation, stream, offset)
+def _stream(context: PodContext, identity: Identity) -> str:
+    name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{identity.rank:05d}-{identity.nonce[:8]}"
+    return f"{stream_prefix(context.prefix, context.generation)}{name}"
+
+
+def _announce(env: Mapping[str, str]) -> None:
+    path = env.get(ENV_PROCESS_FILE)
+    if path:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        write_json(Path(path), {**found, "pid": os.getpid(), "ticks": start_ticks(os.getpid())})
 
 
 def _last_word(env: Mapping[str, str], code: ExitCode, reason: str, message: str) -> ExitCode:

@@ -16,16 +16,13 @@ from airflow_gpu_burst.checkpoint import save_bytes, save_tree
 from airflow_gpu_burst.contract import Artifact, PodContext, PodResult
 from airflow_gpu_burst.errors import ExitCode, Fenced, GpuBurstError, RunFailed, SpecError
 from airflow_gpu_burst.runlog import Epoch, Member, RunLog, begin
-from airflow_gpu_burst.runtime.orphans import TrainerLock
+from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK, TrainerLock, end_trainers
 from airflow_gpu_burst.runtime.output import Output
 from airflow_gpu_burst.runtime.process import TrainerProcess, describe_exit
 from airflow_gpu_burst.runtime.publication import model_version, publish
 from airflow_gpu_burst.runtime.uploads import Uploader, restore
 from airflow_gpu_burst.runtime.workspace import ENV_WORKSPACE, Workspace, write_json
 from airflow_gpu_burst.store import Store
-
-ENV_TRAINER_LOCK = "GPU_BURST_TRAINER_LOCK"
-"""Set by the local route: the file whose lock tells that a trainer of this run key lives."""
 
 FENCE_POLL_S = 2.0
 """How often the log is read for a successor: one small GET."""
@@ -103,7 +100,6 @@ def train(pod: Pod) -> None:
     :raises GpuBurstError: it has none; the class says why and whether a retry may help.
     """
     _verify_pins(pod)
-    lock = _trainer_lock(pod)
     context, identity = pod.context, pod.identity
     epoch = begin(
         RunLog(pod.store, context.prefix),
@@ -113,6 +109,8 @@ def train(pod: Pod) -> None:
         deadline_s=context.join_deadline_s,
         restore=context.checkpoint is not None,
     )
+    # Only now: this is the present epoch, so whatever trainer there is belongs to one that is over.
+    lock = _trainer_lock(pod)
     epoch, step = restore(pod.store, epoch, pod.workspace.restored, pod.output)
     where = "" if step else " from the beginning"
     pod.output.say(f"epoch {epoch.number} of generation {context.generation} starts{where}")
@@ -132,13 +130,14 @@ def train(pod: Pod) -> None:
         output=pod.output,
         pass_fds=[lock.fd] if lock else [],
     )
-    if lock:
-        lock.record(trainer.pid, identity.owner)
+    write_json(pod.workspace.started_file, {"pid": trainer.pid, "at": time.time()})
     uploader.start()
     try:
         _watch(pod, trainer, epoch, uploader)
     finally:
         trainer.close()
+        if lock:
+            end_trainers(lock.path, identity.owner)
         uploader.finish(pod.grace_s if pod.stop.reason else FLUSH_S)
     _finish(pod, epoch, uploader.step)
 

@@ -11,7 +11,7 @@ from airflow_gpu_burst.checkpoint.tree import read_manifest
 from airflow_gpu_burst.errors import CheckpointError, ChecksumMismatch, Fenced, GpuBurstError, ObjectMissing
 from airflow_gpu_burst.runlog import Commit, Epoch
 from airflow_gpu_burst.runtime.output import Output
-from airflow_gpu_burst.runtime.workspace import Workspace
+from airflow_gpu_burst.runtime.workspace import Ready, Workspace
 from airflow_gpu_burst.store import Store
 
 MAX_FAILURES = 3
@@ -61,15 +61,15 @@ class Uploader(threading.Thread):
     def _take_all(self) -> None:
         if self.error is not None:
             return
-        for step in self._workspace.ready_steps():
+        for ready in self._workspace.ready():
             try:
-                self._commit(step)
+                self._commit(ready)
                 self._failures = 0
             except Fenced as error:
                 self.error = error
                 return
             except (GpuBurstError, OSError) as error:
-                self._failed(step, error)
+                self._failed(ready.step, error)
                 return
 
     def _failed(self, step: int, error: GpuBurstError | OSError) -> None:
@@ -79,14 +79,14 @@ class Uploader(threading.Thread):
             own = error if isinstance(error, GpuBurstError) else CheckpointError(f"checkpoint {step}: {error}")
             self.error = own
 
-    def _commit(self, step: int) -> None:
+    def _commit(self, ready: Ready) -> None:
+        step = ready.step
         # A new key for every attempt: data keys are written once.
         self._attempt += 1
         prefix = f"{self._epoch.data_prefix}/step-{step:012d}-{self._attempt}"
-        manifest = save_tree(self._store, self._workspace.checkpoint(step), prefix)
-        metrics = self._workspace.take_ready(step)
-        self._epoch.commit(step, {manifest.key: manifest.sha256}, metrics)
-        self._workspace.drop(step)
+        manifest = save_tree(self._store, ready.folder, prefix)
+        self._epoch.commit(step, {manifest.key: manifest.sha256}, self._workspace.metrics(ready))
+        self._workspace.drop(ready)
         self.step = step
         self._output.say(f"checkpoint {step} committed: {manifest.files} files, {manifest.size} bytes")
         for gone in self._epoch.retire(self._keep):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ class Workspace:
     """
     Folders and files under one root, all of them of one run.
 
-    The trainer writes `checkpoint/<step>/`, then a marker `ready/<step>`; the marker's arrival is atomic
-    (rename), so that a killed trainer never leaves a checkpoint that looks complete.
+    The trainer writes `checkpoint/<step>/`; being ready is one rename to `ready/`, so that a killed trainer never
+    leaves a checkpoint that looks complete.
     """
 
     root: Path
@@ -28,6 +29,16 @@ class Workspace:
     def trainer_file(self) -> Path:
         """What `context()` reads, JSON."""
         return self.root / "trainer.json"
+
+    @property
+    def started_file(self) -> Path:
+        """There once the trainer runs: its pid, and when (wall clock), JSON."""
+        return self.root / "started.json"
+
+    @property
+    def spool_file(self) -> Path:
+        """Key prefix of this start's stream in the spool, JSON."""
+        return self.root / "spool.json"
 
     @property
     def restored(self) -> Path:
@@ -51,7 +62,7 @@ class Workspace:
 
     @property
     def ready_folder(self) -> Path:
-        """Markers of checkpoints that are complete."""
+        """Checkpoints that are complete, in the order in which they became so."""
         return self.root / "ready"
 
     def checkpoint(self, step: int) -> Path:
@@ -62,27 +73,49 @@ class Workspace:
         """Make the folders; what an earlier start left half done goes."""
         for name in ("checkpoint", "ready", "restored", "model"):
             shutil.rmtree(self.root / name, ignore_errors=True)
-        self.result_file.unlink(missing_ok=True)
+        for file in (self.result_file, self.started_file, self.spool_file):
+            file.unlink(missing_ok=True)
         for folder in (self.root / "checkpoint", self.ready_folder, self.model):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def ready_steps(self) -> list[int]:
-        """Steps whose checkpoint is complete and not yet taken, oldest first."""
-        return sorted(int(p.name) for p in self.ready_folder.iterdir() if p.name.isdigit())
-
     def mark_ready(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Say that the checkpoint of `step` is complete."""
-        write_json(self.ready_folder / f"{step:012d}", dict(metrics))
+        """
+        Say that the checkpoint of `step` is complete: its folder moves away from the trainer.
 
-    def take_ready(self, step: int) -> dict[str, Any]:
-        """The metrics that came with a step; leaves the marker (see `drop`)."""
-        metrics: dict[str, Any] = json.loads((self.ready_folder / f"{step:012d}").read_text(encoding="utf-8"))
-        return metrics
+        What the trainer writes for that step later is another checkpoint; the two never mix.
+        """
+        name = f"{time.time_ns():020d}-{step:012d}"
+        write_json(self._metrics(name), dict(metrics))
+        self.checkpoint(step).rename(self.ready_folder / name)
 
-    def drop(self, step: int) -> None:
-        """Remove a step's marker and files."""
-        (self.ready_folder / f"{step:012d}").unlink(missing_ok=True)
-        shutil.rmtree(self.checkpoint(step), ignore_errors=True)
+    def ready(self) -> list[Ready]:
+        """Checkpoints that are complete and not yet dropped, in the order in which they became so."""
+        return [
+            Ready(step=int(folder.name.partition("-")[2]), folder=folder)
+            for folder in sorted(self.ready_folder.iterdir())
+            if folder.is_dir()
+        ]
+
+    def metrics(self, ready: Ready) -> dict[str, Any]:
+        """The numbers that came with a checkpoint."""
+        values: dict[str, Any] = json.loads(self._metrics(ready.folder.name).read_text(encoding="utf-8"))
+        return values
+
+    def drop(self, ready: Ready) -> None:
+        """Remove a checkpoint that is in the store."""
+        shutil.rmtree(ready.folder, ignore_errors=True)
+        self._metrics(ready.folder.name).unlink(missing_ok=True)
+
+    def _metrics(self, name: str) -> Path:
+        return self.ready_folder / f"{name}.json"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A complete checkpoint on its way to the store."""
+
+    step: int
+    folder: Path
 
 
 def write_json(path: Path, data: Any) -> None:

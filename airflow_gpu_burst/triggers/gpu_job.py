@@ -102,8 +102,10 @@ class GpuJobTrigger(BaseTrigger):
         )
         while True:
             step = await _in_pool(follower.step)
-            for text in [*step.notes, *step.lines]:
+            for number, text in enumerate([*step.notes, *step.lines]):
                 self.log.info("%s", text)
+                if number % 100 == 99:
+                    await asyncio.sleep(0)  # a flood of lines must not hold up other triggers
             if step.done:
                 return {"observation": asdict(step.observation), "timeout": step.timeout}
             await asyncio.sleep(self.poll_interval)

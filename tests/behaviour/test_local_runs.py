@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import threading
 import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_gpu_burst import runs
 from airflow_gpu_burst.errors import ExitCode, RunFailed, RunTimeout, SpecError
+from airflow_gpu_burst.routes import Job
+from airflow_gpu_burst.routes.local import LocalRoute
 from airflow_gpu_burst.runlog import RunLog, close_generation
 from airflow_gpu_burst.runtime.process import start_ticks
 from airflow_gpu_burst.spec import Checkpointing, Timeouts
@@ -57,12 +64,20 @@ def test_a_retry_adopts_the_running_process(lab: Lab) -> None:
     assert lines.count("from 0") == 1
 
 
+def trainer_pid(lab: Lab, handle: Handle) -> int:
+    return int(json.loads((lab.folder(handle) / "scratch" / "started.json").read_text())["pid"])
+
+
+def runtime_pid(lab: Lab, handle: Handle) -> int:
+    return int(json.loads((lab.folder(handle) / "process.json").read_text())["pid"])
+
+
 def kill_trainer(lab: Lab, handle) -> None:  # type: ignore[no-untyped-def]
-    os.kill(json.loads((lab.folder(handle).parent / "trainer.json").read_text())["pid"], signal.SIGKILL)
+    os.kill(trainer_pid(lab, handle), signal.SIGKILL)
 
 
 def kill_runtime(lab: Lab, handle) -> None:  # type: ignore[no-untyped-def]
-    os.kill(json.loads((lab.folder(handle) / "process.json").read_text())["pid"], signal.SIGKILL)
+    os.kill(runtime_pid(lab, handle), signal.SIGKILL)
 
 
 def failure(lab: Lab, handle: Handle, observation: Observation, timeout: str = "") -> RunFailed:
@@ -154,7 +169,7 @@ def test_cancel_leaves_no_process_and_may_be_repeated(lab: Lab) -> None:
     spec = counting(steps=1000)
     handle = lab.submit(spec)
     lab.wait_for(lambda: commits(lab) >= 1)
-    pid = json.loads((lab.folder(handle).parent / "trainer.json").read_text())["pid"]
+    pid = trainer_pid(lab, handle)
     for _ in range(2):
         runs.cancel(lab.site, handle, "marked failed")
     assert not alive(pid)
@@ -314,3 +329,115 @@ def test_a_result_that_comes_while_the_run_is_given_up_is_collected(lab: Lab) ->
     lost = Observation(phase=Phase.LOST, reason="Deleted")
     assert runs.collect(lab.site, handle, lost).result == {"steps": 3, "from": 0}
     assert len(lab.versions()) == 1
+
+
+def test_a_late_submission_of_an_old_generation_does_not_touch_its_successor(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker stalls just before the process is started; meanwhile the task is cleared and runs anew."""
+    spec, genuine = counting(steps=40), LocalRoute.submit
+    stalled, gate = threading.Event(), threading.Event()
+
+    def slow(route: LocalRoute, job: Job) -> str:
+        if job.generation == 1:
+            stalled.set()
+            gate.wait(30)
+        return genuine(route, job)
+
+    monkeypatch.setattr(LocalRoute, "submit", slow)
+    zombie = threading.Thread(target=lambda: lab.submit(spec, max_tries=2))
+    zombie.start()
+    stalled.wait(30)
+    second = lab.submit(spec, max_tries=3, try_number=2)
+    lab.wait_for(lambda: commits(lab) >= 2)
+    gate.set()
+    zombie.join()
+    observation, lines = lab.wait(second)
+    assert observation.success, lines
+
+
+def test_a_submitter_killed_right_after_the_start_leaves_a_run_that_can_be_followed(lab: Lab) -> None:
+    spec = counting(steps=1000)
+    child = os.fork()
+    if child == 0:
+        genuine = os.posix_spawn
+
+        def spawn_and_die(*args: Any, **kwargs: Any) -> None:
+            genuine(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        os.posix_spawn = spawn_and_die  # type: ignore[assignment]
+        lab.submit(spec)
+    os.waitpid(child, 0)
+    handle = lab.submit(spec, try_number=2)
+    assert handle.generation == 1
+    lab.wait_for(lambda: commits(lab) >= 1)
+    kill_runtime(lab, handle)
+    lab.wait_for(lambda: lab.site.route.observe(handle).terminal)
+
+
+def test_runs_that_are_submitted_at_once_do_not_keep_each_other_alive(lab: Lab) -> None:
+    handles: dict[int, Handle] = {}
+
+    def submit(number: int) -> None:
+        spec = trainer("time.sleep(ctx.params['s'])", params={"s": 0 if number % 2 else 30}, checkpoint=None)
+        handles[number] = lab.submit(spec, key=replace(KEY, run_id=f"r{number}"))
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in (1, 3, 5):
+        assert lab.wait(handles[number])[0].success
+
+
+def test_what_a_trainer_leaves_behind_is_ended_and_blocks_nobody(lab: Lab) -> None:
+    """A daemon that has left group and session, and keeps every descriptor."""
+    spec = trainer("if os.fork() == 0:\n    os.setsid(); time.sleep(60); os._exit(0)\nctx.result({})")
+    for try_number in (1, 2):
+        handle = lab.submit(spec, max_tries=try_number, try_number=try_number)
+        observation, lines = lab.wait(handle)
+        assert observation.success, lines
+    mark = str(lab.folder(handle).parent).encode()
+    left = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                left.append(entry.name)
+    assert not left
+
+
+def test_the_last_lines_of_a_killed_runtime_are_in_the_log(lab: Lab) -> None:
+    handle = lab.submit(trainer("for n in range(10_000): print(f'line {n}', flush=True); time.sleep(0.005)"))
+    lab.wait_for(lambda: lab.site.route.observe(handle).phase is Phase.RUNNING)
+    time.sleep(1.5)
+    kill_runtime(lab, handle)
+    lab.wait_for(lambda: lab.site.route.observe(handle).terminal)
+    written = (lab.folder(handle) / "scratch" / "output.log").read_text().count("line ")
+    _, lines = lab.wait(handle)
+    assert len([line for line in lines if line.startswith("line")]) >= written > 100
+
+
+def test_the_same_step_twice_gives_two_checkpoints_that_do_not_mix(lab: Lab) -> None:
+    body = """
+if ctx.restored:
+    ctx.result({p.name: p.read_text()[:3] for p in ctx.restored.folder.iterdir()})
+else:
+    for value in ("one", "two"):
+        folder = ctx.checkpoint_folder(7)
+        (folder / "a").write_text(value)
+        (folder / "b").write_text(value * 20_000_000)
+        (folder / "c").write_text(value)
+        ctx.ready(7)
+    time.sleep(2)
+    sys.exit(1)
+"""
+    spec = trainer(body)
+    handle = lab.submit(spec)
+    observation, lines = lab.wait(handle)
+    failure(lab, handle, observation)
+    assert commits(lab) == 2, lines
+    second = lab.submit(spec, try_number=2)
+    lab.wait(second)
+    assert runs.collect(lab.site, second).result == {"a": "two", "b": "two", "c": "two"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -55,14 +56,19 @@ class Fab:
             time.sleep(0.2)
 
     def pid(self, key: RunKey, file: str) -> int:
-        """Of the trainer (`trainer.json`) or the newest runtime (`process.json`)."""
-        folder = self.home / "work" / key.digest[:32]
-        paths = [folder / file] if file == "trainer.json" else sorted(folder.glob(f"*/{file}"))
+        """Of the trainer (`scratch/started.json`) or the runtime (`process.json`) of the newest generation."""
+        paths = sorted((self.home / "work" / key.digest[:32]).glob(f"*/{file}"))
         return int(json.loads(paths[-1].read_text())["pid"])
 
-    def processes(self, key: RunKey) -> list[int]:
-        """What is still alive of a run."""
-        return [pid for f in ("trainer.json", "process.json") if start_ticks(pid := self.pid(key, f)) is not None]
+    def processes(self, key: RunKey) -> list[str]:
+        """Commands of what is still alive of a run: whatever has its folder in its environment."""
+        mark = str(self.home / "work" / key.digest[:32]).encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text())
+        return found
 
     def findings(self, key: RunKey) -> list[dict[str, Any]]:
         with opened(self.lake) as catalog:
@@ -113,7 +119,7 @@ def fab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fab]:
 
 
 def kill_trainer(fab: Fab, key: RunKey) -> None:
-    os.kill(fab.pid(key, "trainer.json"), signal.SIGKILL)
+    os.kill(fab.pid(key, "scratch/started.json"), signal.SIGKILL)
 
 
 def kill_runtime(fab: Fab, key: RunKey) -> None:
@@ -133,7 +139,7 @@ def test_a_killed_run_is_retried_from_its_checkpoint(fab: Fab, kill: Callable[[F
 def test_a_killed_worker_leaves_the_run_alone_and_its_retry_finds_it(fab: Fab) -> None:
     key = fab.trigger("yield_rca_sync")
     fab.wait_commits(key)
-    trainer = fab.pid(key, "trainer.json")
+    trainer = fab.pid(key, "scratch/started.json")
     fab.stack.kill_worker(key.dag_id, key.run_id, "train")
     assert start_ticks(trainer) is not None
     fab.check_success(key)
@@ -159,7 +165,7 @@ def test_a_killed_triggerer_leaves_the_run_alone_and_its_successor_follows_it(fa
 def test_clearing_the_running_task_goes_on_from_its_checkpoint(fab: Fab, dag_id: str) -> None:
     key = fab.trigger(dag_id)
     fab.wait_commits(key)
-    first = fab.pid(key, "trainer.json")
+    first = fab.pid(key, "scratch/started.json")
     fab.stack.clear(key.dag_id, key.run_id, "train")
     fab.check_success(key)
     fab.check_resumed(key)
