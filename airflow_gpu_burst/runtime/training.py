@@ -126,7 +126,7 @@ def train(pod: Pod) -> None:
     trainer = TrainerProcess(
         pod.command,
         cwd=Path(context.working_dir) if context.working_dir else pod.workspace.root,
-        env={**pod.env, **context.env, ENV_WORKSPACE: str(pod.workspace.root)},
+        env={**pod.env, **context.env, **_variables(pod, step)},
         output=pod.output,
         pass_fds=[lock.fd] if lock else [],
     )
@@ -166,6 +166,26 @@ def _trainer_lock(pod: Pod) -> TrainerLock | None:
     if lock.acquire():
         pod.output.say("a trainer that an earlier start left behind was ended")
     return lock
+
+
+def _variables(pod: Pod, step: int | None) -> dict[str, str]:
+    """What a trainer that is no Python finds in its environment; `context()` has the same and more."""
+    variables = {
+        ENV_WORKSPACE: str(pod.workspace.root),
+        "GPU_BURST_MODEL_DIR": str(pod.workspace.model),
+        "GPU_BURST_RESULT_FILE": str(pod.workspace.result_file),
+        "GPU_BURST_PARAMS": json.dumps(dict(pod.context.params)),
+        "RANK": str(pod.identity.rank),
+        "WORLD_SIZE": str(pod.context.world_size),
+    }
+    if step is not None:
+        variables |= {"GPU_BURST_RESTORED_DIR": str(pod.workspace.restored), "GPU_BURST_RESTORED_STEP": str(step)}
+    for name, pin in pod.context.inputs.items():
+        variables |= {
+            f"GPU_BURST_INPUT_{name.upper()}_TABLE": pin.table,
+            f"GPU_BURST_INPUT_{name.upper()}_SNAPSHOT_ID": pin.snapshot_id,
+        }
+    return variables
 
 
 def _write_trainer_file(pod: Pod, epoch: Epoch, step: int | None) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ import pyarrow as pa
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_gpu_burst.errors import GpuBurstError, RunFailed
+from airflow_gpu_burst.errors import GpuBurstError, RunFailed, StoreUnavailable
 from airflow_gpu_burst.lake.catalog import CatalogConfig, opened
 from airflow_gpu_burst.lake.write import write_once
 from airflow_gpu_burst.operators.gpu_job import GpuJobOperator
@@ -239,3 +241,40 @@ def test_a_result_too_large_for_xcom_stays_in_the_store(airflow: Airflow) -> Non
     assert found["result"] is None
     stored = json.loads((airflow.home / "store" / found["result_key"]).read_text())
     assert len(stored["big"]) == 100_000
+
+
+class Answering(BaseHTTPRequestHandler):
+    """An S3 server that gives every request the same status."""
+
+    status = 503
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        code = {403: "AccessDenied", 503: "SlowDown"}[self.status]
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = answer
+
+    def log_message(self, *_: Any) -> None:
+        """Silent."""
+
+
+@pytest.mark.parametrize(("status", "error"), [(403, AirflowFailException), (503, StoreUnavailable)])
+def test_a_store_that_refuses_or_is_down(airflow: Airflow, status: int, error: type[Exception]) -> None:
+    """Refused: no retry mends it. Down: the next try may."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answering,), {"status": status}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        extra = {"uri": "s3://bucket/p", "endpoint_url": f"http://127.0.0.1:{server.server_port}", "region": "r"}
+        connection = {"conn_type": "object_store", "login": "k", "password": "s", "extra": extra}
+        airflow._monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(connection))
+        with pytest.raises(error, match="bucket|permission|allow|again|503|store"):
+            airflow.job().execute(airflow.context())
+    finally:
+        server.shutdown()
+        server.server_close()
