@@ -12,7 +12,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "airflow-gpu-burst",
         "name": "GPU Burst",
-        "description": "Run the GPU steps of workflows in another Kubernetes cluster.",
+        "description": "Run the GPU steps of workflows somewhere else, on pinned data, surviving every kill.",
         "versions": [__version__],
         "integrations": [
             {"integration-name": "GPU Burst", "external-doc-url": "https://kueue.sigs.k8s.io/", "tags": ["software"]}
@@ -51,8 +51,8 @@ _GPU_CLUSTER: dict[str, Any] = {
     "conn-fields": {
         "route": _field("Route", "How jobs get there.", enum=["local"], default="local"),
         "platform": _field("Platform", "What its GPU nodes look like, e.g. b300. Empty: local."),
-        "queue": _field("Queue", "Kueue LocalQueue."),
-        "namespace": _field("Namespace"),
+        "queue": _field("Queue", "Kueue LocalQueue. Not used by the local route."),
+        "namespace": _field("Namespace", "Of the jobs. Not used by the local route."),
         "store_conn_id": _field("Store connection", "Empty: object_store_default."),
         "work_dir": _field("Work folder", "Local route: scratch files of the runs."),
         "grace_s": {
@@ -77,6 +77,9 @@ _OBJECT_STORE: dict[str, Any] = {
         "endpoint_url": _field("Endpoint", "Of the S3 server; empty: AWS.", format="url"),
         "region": _field("Region"),
         "ca_bundle": _field("CA bundle", "File with the certificate authority of the endpoint."),
+        "console_url": _field(
+            "Console", "Where people browse it, up to the keys; becomes a link of tasks.", format="url"
+        ),
     },
 }
 
@@ -110,6 +113,8 @@ _ICEBERG_LAKE: dict[str, Any] = {
             default="",
         ),
         "ca_bundle": _field("CA bundle", "File with the certificate authority of the catalog."),
+        "client_cert": _field("Client certificate", "File, for mutual TLS."),
+        "client_key": _field("Client key", "File, for mutual TLS."),
         "s3_endpoint": _field("S3 endpoint", "Empty: AWS.", format="url"),
         "s3_region": _field("S3 region", "E.g. eu-central-1."),
         "s3_access_key_id": _field("S3 access key", "Only without vended credentials.", format="password"),

@@ -6,7 +6,15 @@ cluster → write the findings → report. The training step runs wherever the c
 nothing else in this file knows.
 
 The wafers are **synthetic**, with a planted cause; the oxide thickness readings are real (`Oxide` of the R package
-nlme). To use your own: replace `prepare_features` by whatever fills a table with the columns of `rca/wafers.py`.
+nlme).
+
+For a table of your own, copy this folder (`yield_rca.py`, `rca/`, `trainers/`) and in this file
+
+1. rename the DAG, and `MODEL`, under which its models are published;
+2. let `WAFERS` name your table; its columns are described in `rca/wafers.py`;
+3. delete `prepare_features` with the loop that puts it before the pins, or replace it by what fills your table
+   (`write_once(..., replace="everything")` here replaces the table's rows: not for a table that others fill);
+4. delete `oxide` from the pins, and the parameters `seed`, `lots` and `cause`.
 """
 
 from __future__ import annotations
@@ -17,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import Param, dag, get_current_context, task
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_gpu_burst.operators.gpu_job import GpuJobOperator
 from airflow_gpu_burst.operators.pin import PinSnapshotOperator
 
 DAGS = Path(__file__).parent
-WAFERS, OXIDE, FINDINGS = "fab.wafers", "fab.oxide", "fab.findings"
+WAFERS, OXIDE, FINDINGS = "demo_fab.wafers", "demo_fab.oxide", "demo_fab.findings"
 MODEL = "yield-rca"
 
 
@@ -38,14 +47,20 @@ MODEL = "yield-rca"
         "cause": Param(
             "ETCH-03/B", type=["string", "null"], title="Planted cause", description="A chamber; empty: no cause."
         ),
-        "rounds": Param(60, type="integer", minimum=1, maximum=10000, title="Boosting rounds"),
-        "checkpoint_every": Param(10, type="integer", minimum=1, title="Checkpoint every … rounds"),
-        "gpus": Param(1, type="integer", minimum=0, title="GPUs"),
+        "rounds": Param(
+            60, type="integer", minimum=1, maximum=10000, title="Boosting rounds", description="More fit finer."
+        ),
+        "checkpoint_every": Param(
+            10, type="integer", minimum=1, title="Checkpoint every", description="So many rounds."
+        ),
+        "gpus": Param(
+            1, type="integer", minimum=0, title="GPUs", description="In all. The local route takes what is there."
+        ),
         "pause_s": Param(
             0,
             type="number",
             minimum=0,
-            title="Pause",
+            title="Pause (s)",
             description="Seconds after each checkpoint: time to kill something.",
         ),
     },
@@ -64,7 +79,10 @@ def yield_rca() -> None:
 
         context = get_current_context()
         params, lake = context["params"], LakeHook().config()
-        fab = make_fab(params["seed"], lots=params["lots"], cause=params["cause"] or None)
+        try:
+            fab = make_fab(params["seed"], lots=params["lots"], cause=params["cause"] or None)
+        except ValueError as error:  # the form's fault: no retry mends it
+            raise AirflowFailException(str(error)) from error
         for table, frame in ((WAFERS, fab.frame), (OXIDE, oxide())):
             rows = pa.Table.from_pandas(frame, preserve_index=False)
             write_once(lake, table, rows, run_key(context), replace="everything")

@@ -102,11 +102,12 @@ def summarise(outcome: dict[str, Any], seconds: float) -> dict[str, Any]:
 def show(summary: dict[str, Any]) -> None:
     """The findings as a table, and where the report is."""
     print(f"\n{summary['pin']['table']} at snapshot {summary['pin']['snapshot_id']} (synthetic fab, planted cause)\n")
-    print(f"{'':>2}  {'factor':<16} {'step':<8} {'kind':<8} {'verdict':<13} {'odds ratio':>10} {'q':>9} {'points':>7}")
+    print(f"{'':>2}  {'factor':<16} {'step':<8} {'kind':<8} {'verdict':<15} {'odds ratio':>10} {'q':>7} {'points':>7}")
     for finding in [f for f in summary["findings"] if f["kind"] != "sensor"][:8]:
         print(
             f"{finding['rank']:>2}  {finding['factor']:<16} {finding['step']:<8} {finding['kind']:<8} "
-            f"{finding['verdict']:<13} {number(finding['odds_ratio'], '.1f'):>10} {number(finding['q'], '.2g'):>9} "
+            f"{finding['verdict'].replace('_', ' '):<15} {number(finding['odds_ratio'], '.1f'):>10} "
+            f"{number(finding['q'], '.4f'):>7} "
             f"{number(finding['effect_points'], '+.1f'):>7}"
         )
     split = summary["variance"]

@@ -9,7 +9,7 @@ from airflow.sdk import BaseHook
 
 from airflow_gpu_burst.errors import SpecError
 from airflow_gpu_burst.hooks import store as store_hook
-from airflow_gpu_burst.hooks.connections import afind, find, text
+from airflow_gpu_burst.hooks.connections import afind, extras, find, text
 from airflow_gpu_burst.hooks.lake import LakeHook
 from airflow_gpu_burst.hooks.store import StoreHook
 from airflow_gpu_burst.routes import ClusterConfig, open_route
@@ -50,9 +50,10 @@ class GpuClusterHook(BaseHook):
         :param catalogs: connection ids of the lakes of the inputs.
         """
         conn = find(self.gpu_conn_id, self.conn_type)
-        store_id = store_conn_id or text(conn.extra_dejson, "store_conn_id") or StoreHook.default_conn_name
+        store_id = store_conn_id or text(extras(conn), "store_conn_id") or StoreHook.default_conn_name
         lakes = {name: LakeHook(name).config() for name in sorted(set(catalogs))}
-        store_config = StoreHook(store_id).config()
+        store = find(store_id, StoreHook.conn_type)
+        store_config = store_hook.config_of(store)
         return Site(
             route=open_route(config_of(conn)),
             store=open_store(store_config),
@@ -61,6 +62,7 @@ class GpuClusterHook(BaseHook):
             store_connection=store_id,
             catalogs={name: lake.properties for name, lake in lakes.items()},
             catalog_secrets={name: lake.secrets for name, lake in lakes.items()},
+            console_url=text(extras(store), "console_url"),
         )
 
     def test_connection(self) -> tuple[bool, str]:
@@ -93,7 +95,7 @@ def config_of(conn: Any) -> ClusterConfig:
 
     :raises SpecError: `grace_s` is not a number of seconds.
     """
-    extra = conn.extra_dejson
+    extra = extras(conn)
     defaults = ClusterConfig(connection=conn.conn_id)
     try:
         grace_s = float(extra.get("grace_s") or defaults.grace_s)

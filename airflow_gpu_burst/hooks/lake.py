@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from airflow.sdk import BaseHook
 
-from airflow_gpu_burst.errors import CatalogError, GpuBurstError
+from airflow_gpu_burst.errors import GpuBurstError
+from airflow_gpu_burst.hooks.connections import extras, find
 from airflow_gpu_burst.lake.catalog import CatalogConfig, catalog_errors, opened
 from airflow_gpu_burst.lake.connection import config_of
 
@@ -33,17 +32,16 @@ class LakeHook(BaseHook):
         """
         The catalog that the connection describes.
 
-        :raises CatalogError: when there is no such connection.
-        :raises SpecError: when the connection does not describe a catalog.
+        :raises SpecError: there is no such connection, or it does not describe a catalog.
         """
-        connection = self._connection()
+        connection = find(self.lake_conn_id, self.conn_type)
         return config_of(
             self.lake_conn_id,
             host=connection.host,
             port=connection.port,
             login=connection.login,
             password=connection.password,
-            extras=connection.extra_dejson,
+            extras=extras(connection),
         )
 
     def test_connection(self) -> tuple[bool, str]:
@@ -55,17 +53,3 @@ class LakeHook(BaseHook):
         except GpuBurstError as error:
             return False, str(error)
         return True, f"The catalog answers; it shows {count} namespace{'' if count == 1 else 's'}"
-
-    def _connection(self) -> Any:
-        from airflow.sdk.exceptions import AirflowNotFoundException
-
-        try:
-            return self.get_connection(self.lake_conn_id)
-        except AirflowNotFoundException as error:
-            variable = f"AIRFLOW_CONN_{self.lake_conn_id.upper()}"
-            raise CatalogError(
-                f"there is no connection {self.lake_conn_id!r}. Create it: airflow connections add "
-                f"{self.lake_conn_id} --conn-type iceberg_lake --conn-host https://CATALOG/api/catalog "
-                '--conn-login CLIENT_ID --conn-password SECRET --conn-extra \'{"warehouse": "..."}\'; '
-                f"or set {variable} to the same as JSON"
-            ) from error

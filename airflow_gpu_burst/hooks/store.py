@@ -7,7 +7,7 @@ from typing import Any
 from airflow.sdk import BaseHook
 
 from airflow_gpu_burst.errors import SpecError
-from airflow_gpu_burst.hooks.connections import find, text
+from airflow_gpu_burst.hooks.connections import extras, find, text
 from airflow_gpu_burst.store import Store, StoreConfig, open_store
 
 
@@ -16,7 +16,8 @@ class StoreHook(BaseHook):
     The object store that holds run logs, checkpoints, results and models.
 
     :param store_conn_id: connection of type `object_store`: extra `uri` is `s3://bucket/prefix` or
-        `file:///folder`; login and password are the access key; extra `endpoint_url`, `region`, `ca_bundle`.
+        `file:///folder`; login and password are the access key; extra `endpoint_url`, `region`, `ca_bundle`,
+        `console_url`: where people browse it, up to its keys.
         An `aws` connection with an extra `uri` works as it is.
     """
 
@@ -56,7 +57,7 @@ def config_of(conn: Any) -> StoreConfig:
 
     :raises SpecError: no `uri`.
     """
-    extra = conn.extra_dejson
+    extra = extras(conn)
     uri = text(extra, "uri")
     if not uri:
         raise SpecError(

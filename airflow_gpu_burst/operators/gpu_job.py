@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from airflow_gpu_burst import platforms, runs
+from airflow_gpu_burst import errors, platforms, runs
 from airflow_gpu_burst.compat import airflow_errors, run_key
 from airflow_gpu_burst.errors import ClusterUnreachable, GpuBurstError, SpecError
 from airflow_gpu_burst.hooks.gpu_cluster import GpuClusterHook
@@ -207,8 +207,10 @@ class GpuJobOperator(BaseOperator):
 
     def _announce(self, context: Context, site: runs.Site, handle: Handle) -> None:
         self.log.info("%s: generation %d of %s", handle.name, handle.generation, handle.run_key)
-        link = RunInStoreLink()
-        context["ti"].xcom_push(key=link.xcom_key, value=f"{site.store.uri}/{handle.run_key.prefix}/")
+        self.log.info("its log, checkpoints, output and result: %s/%s/", site.store.uri, handle.run_key.prefix)
+        if site.console_url:
+            link = f"{site.console_url.rstrip('/')}/{handle.run_key.prefix}/"
+            context["ti"].xcom_push(key=RunInStoreLink().xcom_key, value=link)
         if (cache := context.get("task_state_store")) is not None:
             cache.set(HANDLE_KEY, handle.to_json())
 
@@ -265,5 +267,8 @@ def _seconds(value: timedelta | None) -> float | None:
 
 
 def _from_event(event: Mapping[str, Any]) -> GpuBurstError:
-    text = f"{event['error']}: {event['message']}"
-    return ClusterUnreachable(text) if event["retryable"] else GpuBurstError(text)
+    """The trigger's error again, of its own class where it is one of ours."""
+    own = getattr(errors, event["error"], None)
+    if isinstance(own, type) and issubclass(own, GpuBurstError):
+        return own(event["message"])
+    return ClusterUnreachable(f"the wait failed with {event['error']}: {event['message']}")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 class RunInStoreLink(BaseOperatorLink):
     """
-    Where the run's log, checkpoints, output and result lie.
+    Where the run's log, checkpoints, output and result lie, if the store has a console (its connection's extra
+    `console_url`).
 
     The operator pushes the address right after the submission, under the key that the UI reads, so that a
     waiting and a failed task have the link as well.

@@ -7,7 +7,7 @@ imported; operators and triggers hand in what connections say.
 
 from airflow_gpu_burst.runs.following import Follower, Step
 from airflow_gpu_burst.runs.output import OutputReader
-from airflow_gpu_burst.runs.verbs import RunResult, Site, cancel, collect, finished, submit
+from airflow_gpu_burst.runs.verbs import RunResult, Site, cancel, closed, collect, finished, submit
 
 __all__ = [
     "Follower",
@@ -16,6 +16,7 @@ __all__ = [
     "Site",
     "Step",
     "cancel",
+    "closed",
     "collect",
     "finished",
     "submit",

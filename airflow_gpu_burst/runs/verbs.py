@@ -12,8 +12,8 @@ from airflow_gpu_burst import contract
 from airflow_gpu_burst.checkpoint.tree import read_manifest
 from airflow_gpu_burst.contract import PodContext, PodResult
 from airflow_gpu_burst.errors import (
+    NEVER_RETRIED,
     ChecksumMismatch,
-    ExitCode,
     ObjectMissing,
     RunFailed,
     RunTimeout,
@@ -51,6 +51,7 @@ class Site:
     :param store_connection: connection id of the store.
     :param catalogs: catalog → properties without secrets.
     :param catalog_secrets: catalog → secret properties.
+    :param console_url: where people browse the store, up to its keys; empty: nowhere.
     """
 
     route: Route
@@ -60,6 +61,7 @@ class Site:
     store_connection: str
     catalogs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     catalog_secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    console_url: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +167,11 @@ def finished(site: Site, handle: Handle) -> bool:
     return _finished(RunLog(site.store, handle.run_key.prefix).read(), handle.generation)
 
 
+def closed(site: Site, handle: Handle) -> bool:
+    """Whether the run log says that this run is over."""
+    return handle.generation in RunLog(site.store, handle.run_key.prefix).read().closes
+
+
 def _failure(site: Site, handle: Handle, observation: Observation, timeout: str) -> RunFailed:
     tail = "\n".join(f"  {line}" for line in last_lines(site.store, handle.run_key.prefix, handle.generation))
     said = f"\nits last lines:\n{tail}" if tail else ""
@@ -175,7 +182,7 @@ def _failure(site: Site, handle: Handle, observation: Observation, timeout: str)
         )
     word = observation.reason or str(observation.phase)
     return RunFailed(
-        f"{handle.name} failed ({word}): {observation.message}.{_advice(observation)}{said}",
+        f"{handle.name} failed ({word}): {observation.message}.{_advice(site, handle, observation)}{said}",
         code=observation.code,
         reason=word,
     )
@@ -312,7 +319,10 @@ def _result(store: Store, pod: PodResult) -> tuple[Any, str]:
     return (json.loads(data) if len(data) <= RESULT_LIMIT else None), str(entry["key"])
 
 
-def _advice(observation: Observation) -> str:
-    if observation.code == ExitCode.TRAINER_FAILED or observation.phase is Phase.LOST or observation.code is None:
-        return " A retry goes on from the last checkpoint."
-    return ""
+def _advice(site: Site, handle: Handle, observation: Observation) -> str:
+    if observation.code in NEVER_RETRIED:
+        return ""
+    history = RunLog(site.store, handle.run_key.prefix).read()
+    last = history.newest_checkpoint(handle.generation)
+    where = f"goes on from checkpoint {last.step}" if last else "starts from the beginning: there is no checkpoint"
+    return f" The next try, or clearing the task, {where}."

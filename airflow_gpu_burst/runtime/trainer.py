@@ -123,8 +123,8 @@ def context() -> TrainerContext:
     root = os.environ.get(ENV_WORKSPACE)
     if not root:
         raise ContractError(
-            "this process was not started by a run. Start it through GpuJobOperator, or by "
-            "`gpu-burst run -- python train.py`"
+            "this process was not started by a run. Start it through GpuJobOperator; for a laptop give that a "
+            "gpu_cluster connection with the route local"
         )
     workspace = Workspace(Path(root))
     data = json.loads(workspace.trainer_file.read_text(encoding="utf-8"))

@@ -112,8 +112,8 @@ def train(pod: Pod) -> None:
     # Only now: this is the present epoch, so whatever trainer there is belongs to one that is over.
     lock = _trainer_lock(pod)
     epoch, step = restore(pod.store, epoch, pod.workspace.restored, pod.output)
-    where = "" if step else " from the beginning"
-    pod.output.say(f"epoch {epoch.number} of generation {context.generation} starts{where}")
+    where = "from the beginning" if step is None else f"from checkpoint {step}"
+    pod.output.say(f"training starts {where} (generation {context.generation}, log record {epoch.number})")
     _write_trainer_file(pod, epoch, step)
     uploader = Uploader(
         store=pod.store,

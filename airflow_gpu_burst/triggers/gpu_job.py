@@ -14,7 +14,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_burst.errors import GpuBurstError
 from airflow_gpu_burst.hooks.gpu_cluster import afind_site
-from airflow_gpu_burst.runs import Follower, Site, cancel
+from airflow_gpu_burst.runs import Follower, Site, cancel, closed
 from airflow_gpu_burst.spec import Timeouts
 from airflow_gpu_burst.state import Handle
 
@@ -82,10 +82,13 @@ class GpuJobTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """A person marked or cleared the task: end the run. Not called when the triggerer merely restarts."""
         handle = Handle.from_json(self.handle)
+        site = await self._site(handle)
+        if await _in_pool(lambda: closed(site, handle)):
+            self.log.info("%s has been ended already", handle.name)
+            return
         if await self._still_deferred():
             self.log.warning("asked to cancel %s, but the task still waits for it: left alone", handle.name)
             return
-        site = await self._site(handle)
         self.log.info("cancelling %s: the task was marked or cleared", handle.name)
         await _in_pool(lambda: cancel(site, handle, "marked or cleared in Airflow"))
 

@@ -37,8 +37,8 @@ TABLE_ROWS = 12
 # The findings table's number columns; `wide` ones are left out on a phone.
 NUMBERS = (
     ("Bad lots through", "n"),
-    ("Bad lots past", "n wide"),
-    ("Effect, points", "n"),
+    ("Bad lots elsewhere", "n wide"),
+    ("Mean effect, points", "n"),
     ("Odds ratio", "n wide"),
     ("95 % interval", "n wide"),
     ("p", "n wide"),
@@ -217,7 +217,7 @@ def _how_to_read() -> str:
         "exact test for an excess of bad lots; <em>q</em> corrects it for the number of factors tested "
         "(Benjamini–Hochberg). A suspect has q below 0.05. <em>Explained</em>: nothing is left of its excess "
         "without the lots of a better suspect. <em>Inconclusive</em>: fewer than three lots through it, or "
-        "past it, which is not the same as fine.</p>"
+        "elsewhere, which is not the same as fine.</p>"
         "<p>Odds ratios have 0.5 added to each count, so that an empty cell gives a large number instead of "
         "an infinite one; with few lots the interval is wide, and the interval is what counts. The effect is "
         "the mean lot yield through the factor minus that of the others. SHAP is the mean absolute "

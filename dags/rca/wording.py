@@ -2,7 +2,7 @@
 How the report says things: numbers, verdicts, and the headline in plain language.
 
 Typographic minus and no more digits than the data carry. A headline claims only what a verdict says: a
-suspect is "lots through it lose", never "is the cause", and with no suspect it says so and how close it was.
+suspect is "lots through it yield less", never "is the cause", and with no suspect it says so and how close it was.
 """
 
 from __future__ import annotations
@@ -90,10 +90,7 @@ def headline(findings: Sequence[Finding]) -> str:
     if suspects:
         first = suspects[0]
         loss = f"{abs(first.effect_points or 0.0):.1f}"
-        return (
-            f"{first.factor}: lots through it lose {loss} yield points "
-            f"(odds ratio {ratio(first.odds_ratio)}, q {probability(first.q)})"
-        )
+        return f"{first.factor}: lots through it yield {loss} points less (q {probability(first.q)})"
     if tested:
         return "Nothing significant: no tool or chamber stands out among the bad lots"
     return "Inconclusive: no tool or chamber has enough lots on both sides to be tested"
@@ -104,7 +101,7 @@ def explanation(findings: Sequence[Finding]) -> str:
     suspects = [finding for finding in findings if finding.verdict == "suspect"]
     tested = [finding for finding in findings if finding.q is not None]
     if not tested:
-        return "At least three lots through a factor and three past it are needed. Collect more lots."
+        return "At least three lots through a factor and three not through it are needed. Collect more lots."
     best = (suspects or tested)[0]
     share = (
         f"{counted(best.lots_bad, best.lots_exposed)} lots through {best.factor} are in the worst quarter, "

@@ -79,10 +79,14 @@ def airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Airflow
 
 
 def test_returns_the_result_and_pushes_the_link_before_the_end(airflow: Airflow) -> None:
+    airflow.connect(
+        "store", "object_store", uri=f"file://{airflow.home}/store", console_url="https://console.internal/browser/b/"
+    )
     context = airflow.context()
     found = airflow.job("ctx.result({'rank': ctx.rank})").execute(context)
     assert found["result"] == {"rank": 0} and found["run_key"]["run_id"] == "manual ü 1"
-    assert context["ti"].pushed["_link_RunInStoreLink"].startswith(f"file://{airflow.home}/store/runs/dag/train/")
+    link = context["ti"].pushed["_link_RunInStoreLink"]
+    assert link.startswith("https://console.internal/browser/b/runs/dag/train/")
 
 
 def test_the_trainer_reads_the_rows_at_the_pin(airflow: Airflow) -> None:
@@ -123,7 +127,7 @@ def fails(airflow: Airflow, operator: GpuJobOperator, says: str, **context: Any)
     [
         (
             {"gpu_conn_id": "nowhere"},
-            "no connection 'nowhere'. Create it: airflow connections add nowhere --conn-type gpu",
+            "no connection 'nowhere'. Look for a typo.*airflow connections add nowhere --conn-type gpu",
         ),
         ({"store_conn_id": "nowhere"}, "airflow connections add nowhere --conn-type object_store"),
         ({"gpus": 12, "platform": "b300"}, "gpus=12 is not a whole number of nodes.*gpus=8 .1 node. or gpus=16"),

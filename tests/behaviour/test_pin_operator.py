@@ -14,7 +14,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from pyiceberg import exceptions as ice
 
-from airflow_gpu_burst.errors import CatalogError, CatalogUnavailable, SpecError
+from airflow_gpu_burst.errors import CatalogUnavailable, SpecError
 from airflow_gpu_burst.hooks.lake import LakeHook
 from airflow_gpu_burst.lake import pins, read
 from airflow_gpu_burst.operators.pin import PinSnapshotOperator
@@ -168,6 +168,6 @@ class TestHook:
         assert LakeHook().test_connection()[1].startswith("connection 'iceberg_lake_default': unknown extra")
 
     def test_no_such_connection_tells_how_to_create_it(self) -> None:
-        with pytest.raises(CatalogError, match="(?s)airflow connections add nowhere.*AIRFLOW_CONN_NOWHERE"):
+        with pytest.raises(SpecError, match="(?s)airflow connections add nowhere.*AIRFLOW_CONN_NOWHERE"):
             LakeHook("nowhere").config()
         assert LakeHook("nowhere").test_connection()[0] is False

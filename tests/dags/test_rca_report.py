@@ -94,7 +94,7 @@ def outline(html: str) -> Outline:
 
 def test_it_says_what_it_must(html: str) -> None:
     for text in (
-        "ETCH-03/B: lots through it lose 7.8 yield points (odds ratio 80, q 0.0008)",
+        "ETCH-03/B: lots through it yield 7.8 points less (q 0.0008)",
         "7 of 7 lots through ETCH-03/B are in the worst quarter, against 8 of 53 of the others",
         "8744736658442914487",
         "fab.wafers",
@@ -165,7 +165,7 @@ def test_without_a_cause_it_says_so() -> None:
     html = render(report_of(make_fab(3, cause=None).frame))
     assert "Nothing significant: no tool or chamber stands out" in html
     assert "Closest of 51 factors tested" in html
-    assert "lots through it lose" not in html
+    assert "lots through it yield" not in html
 
 
 def test_with_too_few_lots_it_is_inconclusive_and_draws_no_odds() -> None:
@@ -225,7 +225,7 @@ def test_numbers_are_written_as_people_do(write: object, value: float | None, te
 def test_suspects_that_no_lot_tells_apart_are_named() -> None:
     frame = make_fab(7, cause="IMPL-02/A").frame
     found = report_of(frame, with_model=False).findings
-    assert wording.headline(found).startswith("IMPL-02/A: lots through it lose")
+    assert wording.headline(found).startswith("IMPL-02/A: lots through it yield")
     assert "The same lots went through IMPL-02: these data cannot tell them apart." in wording.explanation(found)
 
 

@@ -72,7 +72,7 @@ class Fab:
 
     def findings(self, key: RunKey) -> list[dict[str, Any]]:
         with opened(self.lake) as catalog:
-            rows = catalog.load_table("fab.findings").scan().to_arrow().to_pylist()
+            rows = catalog.load_table("demo_fab.findings").scan().to_arrow().to_pylist()
         return [row for row in rows if row["run_key"] == str(key)]
 
     def models(self, key: RunKey) -> list[str]:
