@@ -198,7 +198,9 @@ class ChecksumMismatch(DataError):
 
 
 class CheckpointError(GpuBurstError):
-    """A checkpoint cannot be saved or restored."""
+    """A checkpoint cannot be saved or restored, for a reason that a retry meets again."""
+
+    exit_code = ExitCode.REQUEST_WRONG
 
 
 class CatalogError(GpuBurstError):

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from airflow_gpu_burst.errors import SpecError
+
+MAX_ARGUMENT = 100_000
+"""Longest argument of a command, in bytes: Linux takes 128 KiB a string."""
+
+_MODEL_NAME = re.compile(r"(?=.{1,100}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +144,11 @@ class RunSpec:
         _check_command(self.command)
         if self.gpus < 0:
             raise SpecError(f"gpus={self.gpus}: must be 0 or more")
+        if self.publish and not _MODEL_NAME.fullmatch(self.publish):
+            raise SpecError(
+                f"publish={self.publish!r}: a model's name has letters, digits, '.', '_' and '-', at most 100, and '/' "
+                "only between such parts; e.g. 'yield-rca'"
+            )
         for name in self.inputs:
             if not name.isidentifier():
                 raise SpecError(f"input name {name!r}: use letters, digits and underscores, e.g. 'wafers'")
@@ -185,3 +196,9 @@ def _check_command(command: Any) -> None:
         raise SpecError(f"command={command!r}: give a list of arguments, e.g. ['python', 'train.py', '--depth', '6']")
     if not all(isinstance(part, str) for part in command):
         raise SpecError(f"command={command!r}: every argument must be text")
+    for part in command:
+        if "\0" in part or len(part.encode(errors="replace")) > MAX_ARGUMENT:
+            raise SpecError(
+                f"an argument of the command has a NUL or {len(part)} characters, and the kernel takes {MAX_ARGUMENT} "
+                "bytes; hand long values over as trainer_params"
+            )

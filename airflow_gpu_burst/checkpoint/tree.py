@@ -42,6 +42,7 @@ def save_tree(store: Store, folder: Path, prefix: str) -> Manifest:
     entries: list[dict[str, Any]] = []
     for path in _walk(folder):
         relative = path.relative_to(folder).as_posix()
+        _safe(relative)
         if path.is_dir():
             entries.append({"path": relative, "directory": True})
             continue
@@ -67,19 +68,23 @@ def restore_tree(store: Store, key: str, sha256: str, target: Path) -> int:
     :raises ObjectMissing: the store has lost one of them.
     """
     total = 0
-    for entry in read_manifest(store, key, sha256):
+    target.mkdir(parents=True, exist_ok=True)
+    for number, entry in enumerate(read_manifest(store, key, sha256)):
         path = target / _safe(entry["path"])
         if entry.get("directory"):
             path.mkdir(parents=True, exist_ok=True)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        store.download(entry["key"], str(path))
-        found = _hash(path)
-        if found != entry["sha256"] or path.stat().st_size != entry["size"]:
-            path.unlink()
+        # Under a short name first: what stands under its own name is verified, and long names have room.
+        landed = target / f".restore-{number}"
+        store.download(entry["key"], str(landed))
+        found = _hash(landed)
+        if found != entry["sha256"] or landed.stat().st_size != entry["size"]:
+            landed.unlink()
             raise ChecksumMismatch(
                 f"{entry['key']}: SHA-256 {found[:12]}…, and the manifest {key} says {entry['sha256'][:12]}…"
             )
+        landed.rename(path)
         total += int(entry["size"])
     return total
 
@@ -160,6 +165,10 @@ def _hash(path: Path) -> str:
 
 def _safe(relative: str) -> PurePosixPath:
     path = PurePosixPath(relative)
+    try:
+        relative.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"file name {relative!r} is no UTF-8; rename the file") from error
     if path.is_absolute() or ".." in path.parts or "\\" in relative or "\0" in relative or not path.parts:
-        raise CheckpointError(f"the manifest names {relative!r}, which does not stay in its folder; not restored")
+        raise CheckpointError(f"path {relative!r} has a backslash or leaves its folder: neither saved nor restored")
     return path

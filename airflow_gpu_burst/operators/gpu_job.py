@@ -136,6 +136,8 @@ class GpuJobOperator(BaseOperator):
             )
             self._announce(context, site, handle)
             if runs.finished(site, handle):
+                for line in runs.unprinted(site.store, handle):
+                    self.log.info("%s", line)
                 return runs.collect(site, handle).to_dict()
             submitted_at = time.time()
             if self._ended.is_set():

@@ -73,7 +73,10 @@ class Route(Protocol):
         """One look at the object."""
 
     def salvage(self, handle: Handle, store: Store) -> None:
-        """The run is over: spool what of its output the pod could not, if it can still be had."""
+        """
+        If the run is over: spool what of its output the pod could not, as far as it can still be had, and leave
+        nothing of it on the machine.
+        """
 
     def cancel(self, handle: Handle) -> None:
         """End it and what it started; nothing happens when it is gone."""

@@ -88,7 +88,7 @@ class LocalRoute:
                 message=f"the folder of {handle.name} is gone from this machine",
             )
         process = _read(folder / "process.json")
-        self._same_host(process)
+        self._same_machine(folder, process)
         if _alive(folder):
             started = _read(self._workspace(handle).started_file)
             return Observation(
@@ -96,16 +96,17 @@ class LocalRoute:
                 since=float(started["at"]) if started else None,
                 cluster=self._config.connection,
             )
-        return self._ended(_read(folder / "exit.json"), process)
+        return self._ended(_last_word(folder), process)
 
     def salvage(self, handle: Handle, store: Store) -> None:
-        """A killed runtime leaves the last seconds of output in its scratch folder."""
+        """A killed runtime leaves the last seconds of output in its scratch folder; then the folder goes."""
+        if _alive(self._folder(handle)):
+            return
         workspace = self._workspace(handle)
-        try:
+        with contextlib.suppress(FileNotFoundError, ValueError):
             stream = str(json.loads(workspace.spool_file.read_text(encoding="utf-8")))
             send_rest(store, workspace.output_file, stream)
-        except (FileNotFoundError, ValueError):
-            return
+        shutil.rmtree(workspace.root, ignore_errors=True)
 
     def cancel(self, handle: Handle) -> None:
         """SIGTERM, the grace time, SIGKILL; then whatever trainer the runtime left behind."""
@@ -113,7 +114,7 @@ class LocalRoute:
         job = _read(folder / "job.json")
         if not job:
             return
-        self._same_host(_read(folder / "process.json"))
+        self._same_machine(folder, _read(folder / "process.json"))
         if _alive(folder):
             process = _wait_pid(folder)
             pid, ticks = int(process.get("pid", 0)), int(process.get("ticks", 0))
@@ -124,7 +125,6 @@ class LocalRoute:
                 _wait_dead(folder, self._config.grace_s + 2)
                 kill_group(pid, ticks)
         end_trainers(folder.parent / "trainer.lock", job["uid"])
-        shutil.rmtree(folder / "scratch", ignore_errors=True)
 
     def _workspace(self, handle: Handle) -> Workspace:
         return Workspace(self._folder(handle) / "scratch")
@@ -132,13 +132,15 @@ class LocalRoute:
     def _folder(self, handle: Handle) -> Path:
         return self._root / handle.run_key.digest[:32] / handle.name
 
-    def _same_host(self, process: Mapping[str, Any]) -> None:
-        host = socket.gethostname()
-        if process and process["host"] != host:
-            raise ClusterUnreachable(
-                f"the local run was started on host {process['host']!r}, and this is {host!r}. The local route needs "
-                "worker and triggerer on one machine; use a connection to a cluster otherwise"
-            )
+    def _same_machine(self, folder: Path, process: Mapping[str, Any]) -> None:
+        """The same boot is the same machine, whatever its name; the same name after another boot as well."""
+        if not process or process["boot"] == boot_id() or process["host"] == socket.gethostname():
+            return
+        raise ClusterUnreachable(
+            f"the local run was started on host {process['host']!r}, and this is {socket.gethostname()!r}. The local "
+            "route needs worker and triggerer on one machine; use a connection to a cluster otherwise. If that "
+            f"machine is gone for good, delete {folder}"
+        )
 
     def _object(self, folder: Path, job: Job) -> str:
         identity = {"run_key": job.run_key.to_dict(), "generation": job.generation}
@@ -249,6 +251,8 @@ def _alive(folder: Path) -> bool:
         descriptor = os.open(folder / "alive.lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except PermissionError as error:
+        raise _not_ours(folder / "alive.lock") from error
     try:
         # Shared: two lookers never take each other for the runtime, which holds it exclusively.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -285,7 +289,28 @@ def _wait_dead(folder: Path, timeout_s: float) -> bool:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        data: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    except PermissionError as error:
+        raise _not_ours(path) from error
+    except ValueError as error:
+        raise RouteError(f"{path} is damaged ({error}). End what runs there, then delete {path.parent}") from error
+    if not isinstance(data, dict):
+        raise RouteError(f"{path} is damaged. End what runs there, then delete {path.parent}")
     return data
+
+
+def _last_word(folder: Path) -> Mapping[str, Any]:
+    """`exit.json`; a damaged one is none."""
+    try:
+        word = _read(folder / "exit.json")
+        return {"code": int(word["code"]), "at": float(word["at"]), **word} if word else {}
+    except (RouteError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _not_ours(path: Path) -> RouteError:
+    return RouteError(
+        f"{path} belongs to another user. The local route needs Airflow's worker and triggerer to run as the same user"
+    )

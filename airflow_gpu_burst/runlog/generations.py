@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -54,8 +55,8 @@ def plan(history: History, *, spec_digest: str, max_tries: int, try_number: int 
     What a try has to do, given the log.
 
     Airflow's `max_tries` tells a clear from a retry: a clear sets it to the try number plus the task's
-    retries. It may *fall* when the DAG's retries were lowered before the clear; then the try number, which
-    always rises, tells it from an outdated try that still runs (which is Fenced).
+    retries. It may also *fall*, when the DAG's retries were lowered before the clear. The try number always
+    rises: one that is not higher, with another `max_tries`, is an outdated try that still runs (Fenced).
     """
     generation = history.generation
     if not generation:
@@ -63,7 +64,7 @@ def plan(history: History, *, spec_digest: str, max_tries: int, try_number: int 
     opened = history.opens[generation]
     close = history.closes.get(generation)
     finish = history.finishes.get(generation)
-    if max_tries < opened.max_tries and try_number <= opened.try_number:
+    if max_tries != opened.max_tries and try_number <= opened.try_number:
         raise Fenced(
             f"try {try_number} (max_tries {max_tries}) is older than generation {generation}, which try "
             f"{opened.try_number} (max_tries {opened.max_tries}) opened after a clear"
@@ -96,7 +97,7 @@ def settle_generation(
     spec_digest: str,
     max_tries: int,
     try_number: int,
-    restore: bool | None = None,
+    goes_on: Callable[[Open], bool] | None = None,
     owner: str = AIRFLOW,
 ) -> Adopt | Collect:
     """
@@ -104,8 +105,10 @@ def settle_generation(
 
     Whatever another try does meanwhile, a retry, a zombie or a clear, is taken in and planned for again.
 
-    :param restore: whether a new generation may restore what earlier ones committed. None: as the protocol
-        says, nothing after a success or when the spec has changed, else the last checkpoint.
+    After a success a new generation restores nothing.
+
+    :param goes_on: whether a new generation may restore what the given previous one could, or has committed.
+        None: if the spec is the same.
     """
     while True:
         todo = plan(log.read(), spec_digest=spec_digest, max_tries=max_tries, try_number=try_number)
@@ -113,8 +116,8 @@ def settle_generation(
             return todo
         if todo.previous and todo.close_verdict:
             close_generation(log, todo.previous, todo.close_verdict, "the task was cleared", owner=owner)
-        since = _since(log.known, todo, restore)
-        with suppress(_Overtaken):
+        since = _since(log.known, todo, goes_on)
+        with suppress(Overtaken):
             opened = open_generation(
                 log,
                 todo.generation,
@@ -127,13 +130,16 @@ def settle_generation(
             return Adopt(generation=opened.generation)
 
 
-def _since(history: History, todo: OpenNew, restore: bool | None) -> int | None:
-    if restore is None:
+def _since(history: History, todo: OpenNew, goes_on: Callable[[Open], bool] | None) -> int | None:
+    if goes_on is None:
         return None
-    return history.opens[todo.previous].restore_since if restore and todo.previous else todo.generation
+    previous = history.opens.get(todo.previous or 0)
+    if previous is None or todo.previous_verdict == "succeeded" or not goes_on(previous):
+        return todo.generation
+    return previous.restore_since
 
 
-class _Overtaken(RunLogError):
+class Overtaken(RunLogError):
     """Another try has opened the generation for something else: plan again."""
 
     retryable = True
@@ -153,6 +159,8 @@ def open_generation(
     """
     Open a generation, or return the record of another try that has just opened it for the same.
 
+    Raises Overtaken when it was opened for something else; `settle_generation` plans again then.
+
     :param restore_since: the lowest generation whose commits it may restore. None: the protocol's choice.
     """
 
@@ -161,7 +169,7 @@ def open_generation(
         if there is not None:
             same = (there.spec_digest, there.max_tries) == (spec_digest, max_tries)
             if not same or generation in history.closes:
-                raise _Overtaken(f"generation {generation} was just opened by try {there.try_number}: plan again")
+                raise Overtaken(f"generation {generation} was just opened by try {there.try_number}: plan again")
             return there
         since = _restore_since(history, generation, spec_digest) if restore_since is None else restore_since
         return Open(

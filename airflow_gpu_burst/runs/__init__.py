@@ -5,7 +5,7 @@ Here the run log (what is true), the route (where it runs) and the spool (what i
 imported; operators and triggers hand in what connections say.
 """
 
-from airflow_gpu_burst.runs.following import Follower, Step
+from airflow_gpu_burst.runs.following import Follower, Step, unprinted
 from airflow_gpu_burst.runs.output import OutputReader
 from airflow_gpu_burst.runs.verbs import RunResult, Site, cancel, closed, collect, finished, submit
 
@@ -20,4 +20,5 @@ __all__ = [
     "collect",
     "finished",
     "submit",
+    "unprinted",
 ]

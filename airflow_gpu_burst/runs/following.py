@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,7 @@ class Follower:
         self._noted: Mapping[str, Any] | None = None
         self._salvaged = False
         self._out_of_reach_since: float | None = None
-        self._reader = OutputReader(store, handle.run_key.prefix, handle.generation, load_cursor(store, handle))
+        self._reader: OutputReader | None = None
 
     def step(self) -> Step:
         """
@@ -95,6 +95,8 @@ class Follower:
         try:
             # The run first, its output second: what it said before its end is then always read.
             observation = self._route.observe(self._handle)
+            if self._reader is None:
+                self._reader = reader_of(self._store, self._handle)
             printed = self._reader.cursor
             if observation.terminal and not self._salvaged:
                 self._route.salvage(self._handle, self._store)
@@ -140,13 +142,20 @@ class Follower:
             self._store.put(_cursor_key(self._handle), json.dumps(printed).encode())
 
 
-def load_cursor(store: Store, handle: Handle) -> Mapping[str, Any] | None:
-    """Where an earlier follower of this run was in its output; None: at the start, or cannot tell."""
+def reader_of(store: Store, handle: Handle) -> OutputReader:
+    """A reader of the run's output that begins where an earlier follower was."""
     try:
-        cursor: Mapping[str, Any] = json.loads(store.get(_cursor_key(handle)))
+        cursor = json.loads(store.get(_cursor_key(handle)))
     except (ObjectMissing, ValueError):
-        return None
-    return cursor
+        cursor = None
+    return OutputReader(store, handle.run_key.prefix, handle.generation, cursor)
+
+
+def unprinted(store: Store, handle: Handle) -> Iterator[str]:
+    """What is left of the output of a run that ended while nobody followed it."""
+    reader = reader_of(store, handle)
+    while not reader.exhausted:
+        yield from reader.read(ended=True)
 
 
 def _cursor_key(handle: Handle) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from airflow_gpu_burst.errors import GpuBurstError, ObjectMissing
 from airflow_gpu_burst.runtime.output import chunk_key, stream_prefix
@@ -69,7 +69,7 @@ class OutputReader:
 
     def __init__(self, store: Store, prefix: str, generation: int, cursor: Mapping[str, Any] | None = None) -> None:
         self._store, self._prefix, self._generation = store, prefix, generation
-        state = cursor or {}
+        state = cursor if _sound(cursor) else {}
         self._stream: str | None = state.get("stream")
         self._offset = int(state.get("offset", 0))
         self._streams: list[str] = []
@@ -98,8 +98,14 @@ class OutputReader:
             self._stream = self._stream or next(iter(self._streams), None)
         lines: list[str] = []
         self.exhausted = False
-        for _ in range(STEP):
-            if self._stream is not None and (data := self._next()) is not None:
+        for taken in range(STEP):
+            try:
+                data = self._next()
+            except GpuBurstError:
+                if not taken:
+                    raise
+                return lines  # what came before it is not lost; the next read meets the error again
+            if data is not None:
                 lines += self._lines.feed(data)
             elif not ended or not self._advance():
                 self.exhausted = True
@@ -117,6 +123,8 @@ class OutputReader:
         return True
 
     def _next(self) -> bytes | None:
+        if self._stream is None:
+            return None
         stream = f"{stream_prefix(self._prefix, self._generation)}{self._stream}"
         try:
             data = self._store.get(chunk_key(stream, self._offset))
@@ -129,6 +137,19 @@ class OutputReader:
         prefix = stream_prefix(self._prefix, self._generation)
         names = {entry.key.removeprefix(prefix).partition("/")[0] for entry in self._store.list(prefix)}
         return sorted(names)
+
+
+def _sound(cursor: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether this is what a reader left: a cursor is a hint, and a damaged one no reason to stop."""
+    return (
+        isinstance(cursor, Mapping)
+        and isinstance(cursor.get("stream"), str)
+        and re.fullmatch(r"[0-9A-Za-z-]+", cursor["stream"]) is not None
+        and isinstance(cursor.get("offset"), int)
+        and isinstance(cursor.get("dropped"), int)
+        and isinstance(cursor.get("pending"), str)
+        and all(ord(character) < 256 for character in cursor["pending"])
+    )
 
 
 def last_lines(store: Store, prefix: str, generation: int, count: int = 15) -> list[str]:

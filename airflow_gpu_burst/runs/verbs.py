@@ -24,11 +24,10 @@ from airflow_gpu_burst.runlog import (
     Adopt,
     Collect,
     History,
-    OpenNew,
+    Open,
     RunLog,
     close_generation,
-    open_generation,
-    plan,
+    settle_generation,
 )
 from airflow_gpu_burst.runs.output import last_lines
 from airflow_gpu_burst.runtime.publication import publish
@@ -99,15 +98,14 @@ def submit(site: Site, *, spec: RunSpec, run_key: RunKey, max_tries: int, try_nu
     runlog = RunLog(site.store, run_key.prefix)
     _remember_spec(site.store, run_key, spec)
     for _ in range(5):
-        history = runlog.read()
-        decision = _plan(site.store, history, spec, run_key, max_tries, try_number)
-        match decision:
+        match _settle(site.store, runlog, spec, run_key, max_tries, try_number):
             case Collect(generation=generation):
                 log.info("%s: generation %d has finished already; collecting it", run_key, generation)
                 return _handle(site, run_key, generation)
-            case OpenNew():
-                _open(site, runlog, history, decision, spec, run_key, max_tries, try_number)
             case Adopt(generation=generation):
+                if generation > 1:
+                    # Whoever closed the one before may have died before it could end the object.
+                    _end(site, _handle(site, run_key, generation - 1))
                 handle = _create(site, spec, run_key, generation)
                 observation = site.route.observe(handle)
                 if not observation.terminal or _finished(runlog.read(), generation):
@@ -134,8 +132,10 @@ def collect(site: Site, handle: Handle, observation: Observation | None = None, 
     if not _finished(runlog.read(), handle.generation):
         ended = observation or Observation(phase=Phase.LOST, reason="NoResult", message="no result in the run log")
         verdict = "cancelled" if timeout else _verdict(ended)
-        close = close_generation(runlog, handle.generation, verdict, ended.reason or "RunTimeout")
-        site.route.cancel(handle)
+        try:
+            close = close_generation(runlog, handle.generation, verdict, ended.reason or "RunTimeout")
+        finally:
+            _end(site, handle)
         if close.verdict != "succeeded":
             raise _failure(site, handle, ended, timeout)
     finish = runlog.read().finishes[handle.generation]
@@ -143,7 +143,7 @@ def collect(site: Site, handle: Handle, observation: Observation | None = None, 
     model_key = publish(site.store, handle.run_key, handle.generation, pod) or ""
     result, result_key = _result(site.store, pod)
     close_generation(runlog, handle.generation, "succeeded", "finished")
-    site.route.cancel(handle)
+    _end(site, handle)
     return RunResult(
         run_key=handle.run_key,
         generation=handle.generation,
@@ -158,8 +158,10 @@ def collect(site: Site, handle: Handle, observation: Observation | None = None, 
 
 def cancel(site: Site, handle: Handle, reason: str) -> None:
     """End a run: first in the log, so that it can write no more, then on the cluster. May be repeated."""
-    close_generation(RunLog(site.store, handle.run_key.prefix), handle.generation, "cancelled", reason)
-    site.route.cancel(handle)
+    try:
+        close_generation(RunLog(site.store, handle.run_key.prefix), handle.generation, "cancelled", reason)
+    finally:
+        _end(site, handle)  # also when the log cannot be written: GPUs must not go on for nobody
 
 
 def finished(site: Site, handle: Handle) -> bool:
@@ -188,58 +190,43 @@ def _failure(site: Site, handle: Handle, observation: Observation, timeout: str)
     )
 
 
-def _plan(
-    store: Store, history: History, spec: RunSpec, run_key: RunKey, max_tries: int, try_number: int
-) -> Adopt | Collect | OpenNew:
+def _end(site: Site, handle: Handle) -> None:
+    """End the object, keep what it said, leave nothing of it on the machine."""
+    site.route.cancel(handle)
+    site.route.salvage(handle, site.store)
+
+
+def _settle(
+    store: Store, runlog: RunLog, spec: RunSpec, run_key: RunKey, max_tries: int, try_number: int
+) -> Adopt | Collect:
     try:
-        return plan(history, spec_digest=spec.digest, max_tries=max_tries, try_number=try_number)
+        return settle_generation(
+            runlog,
+            spec_digest=spec.digest,
+            max_tries=max_tries,
+            try_number=try_number,
+            goes_on=lambda previous: _same_inputs(store, spec, run_key, previous),
+        )
     except SpecError as error:
-        running = _recall_spec(store, run_key, history)
+        history = runlog.read()
+        running = _recall_spec(store, run_key, history.opens[history.generation])
         changes = "; ".join(spec.differences(running)) if running else "unknown"
         raise SpecError(f"{error} What differs: {changes}") from error
 
 
-def _open(
-    site: Site,
-    runlog: RunLog,
-    history: History,
-    decision: OpenNew,
-    spec: RunSpec,
-    run_key: RunKey,
-    max_tries: int,
-    try_number: int,
-) -> None:
-    if decision.previous is not None:
-        if decision.close_verdict is not None:
-            close_generation(runlog, decision.previous, decision.close_verdict, "cleared")
-        # Also when it was closed before: whoever closed it may have died before it could end the object.
-        site.route.cancel(_handle(site, run_key, decision.previous))
-    since = _restore_since(site.store, history, decision, spec, run_key)
-    open_generation(
-        runlog,
-        decision.generation,
-        spec_digest=spec.digest,
-        max_tries=max_tries,
-        try_number=try_number,
-        restore_since=since,
-    )
-
-
-def _restore_since(store: Store, history: History, decision: OpenNew, spec: RunSpec, run_key: RunKey) -> int:
+def _same_inputs(store: Store, spec: RunSpec, run_key: RunKey, previous: Open) -> bool:
     """
-    The lowest generation whose checkpoints the new one may restore; itself: it starts from the beginning.
+    Whether the checkpoints of an earlier request may be gone on from.
 
-    After a success, or over other data, going on from a checkpoint would give a model that nobody asked for.
+    Over other data that would give a model that nobody asked for. With another image or other parameters it is how
+    a trainer is mended after ten days.
     """
-    previous = history.opens.get(decision.previous or 0)
-    if previous is None or decision.previous_verdict == "succeeded":
-        return decision.generation
-    before = _recall_spec(store, run_key, history)
+    before = _recall_spec(store, run_key, previous)
     inputs = json.loads(json.dumps(spec.to_dict()["inputs"]))
-    if before and before.get("inputs") != inputs:
+    same = not before or before.get("inputs") == inputs
+    if not same:
         log.warning("%s: the inputs have changed, training starts from the beginning", run_key)
-        return decision.generation
-    return previous.restore_since
+    return same
 
 
 def _create(site: Site, spec: RunSpec, run_key: RunKey, generation: int) -> Handle:
@@ -284,12 +271,9 @@ def _remember_spec(store: Store, run_key: RunKey, spec: RunSpec) -> None:
     store.put(_spec_key(run_key, spec.digest), json.dumps(spec.to_dict(), ensure_ascii=False).encode())
 
 
-def _recall_spec(store: Store, run_key: RunKey, history: History) -> Mapping[str, Any]:
-    current = history.opens.get(history.generation)
-    if current is None:
-        return {}
+def _recall_spec(store: Store, run_key: RunKey, opened: Open) -> Mapping[str, Any]:
     try:
-        spec: Mapping[str, Any] = json.loads(store.get(_spec_key(run_key, current.spec_digest)))
+        spec: Mapping[str, Any] = json.loads(store.get(_spec_key(run_key, opened.spec_digest)))
     except ObjectMissing:
         return {}
     return spec

@@ -17,7 +17,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from airflow_gpu_burst import contract
@@ -84,32 +84,33 @@ def _run(command: Sequence[str], env: Mapping[str, str], stop: Stop) -> None:
     workspace = Workspace(Path(env.get(contract.ENV_SCRATCH) or tempfile.mkdtemp(prefix="gpu-burst-")))
     workspace.root.mkdir(parents=True, exist_ok=True)
     workspace.prepare()
-    with ExitStack() as closing:
-        if not env.get(ENV_KEEP_SCRATCH):
-            closing.callback(shutil.rmtree, workspace.root, ignore_errors=True)
-        output = Output(workspace.output_file, sys.stdout.buffer)
-        closing.callback(output.close)
-        stream = _stream(context, identity)
-        write_json(workspace.spool_file, stream)
-        spooler = Spooler(store, workspace.output_file, lambda offset: chunk_key(stream, offset))
-        spooler.start()
-        closing.callback(spooler.finish)
-        pod = Pod(
-            command=command,
-            env=env,
-            context=context,
-            identity=identity,
-            store=store,
-            workspace=workspace,
-            output=output,
-            stop=stop,
-            began=began,
-        )
-        try:
-            train(pod)
-        except GpuBurstError as error:
-            output.say(f"{type(error).__name__}: {error}")
-            raise
+    output = Output(workspace.output_file, sys.stdout.buffer)
+    stream = _stream(context, identity)
+    write_json(workspace.spool_file, stream)
+    spooler = Spooler(store, workspace.output_file, lambda offset: chunk_key(stream, offset))
+    spooler.start()
+    pod = Pod(
+        command=command,
+        env=env,
+        context=context,
+        identity=identity,
+        store=store,
+        workspace=workspace,
+        output=output,
+        stop=stop,
+        began=began,
+    )
+    try:
+        train(pod)
+    except GpuBurstError as error:
+        output.say(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        spooled = spooler.finish()
+        output.close()
+        # What the store did not take is left for whoever concludes the run.
+        if spooled and not env.get(ENV_KEEP_SCRATCH):
+            shutil.rmtree(workspace.root, ignore_errors=True)
 
 
 def _stream(context: PodContext, identity: Identity) -> str:

@@ -45,9 +45,10 @@ class TrainerProcess:
                 process_group=0,
                 pass_fds=tuple(pass_fds),
             )
-        except (FileNotFoundError, PermissionError) as error:
+        except (OSError, ValueError) as error:
             raise SpecError(
-                f"cannot start {command[0]!r}: {error.strerror}. It must be in the image's PATH and executable"
+                f"cannot start {command[0]!r}: {error}. It must be in the image's PATH, executable, and a script must "
+                "begin with a line like #!/bin/sh"
             ) from error
         self._pump = threading.Thread(target=self._drain, args=(output,), name="gpu-burst-output", daemon=True)
         self._pump.start()

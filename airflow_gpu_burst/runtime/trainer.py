@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,12 +100,14 @@ class TrainerContext:
         """
         The checkpoint of `step` is complete. Returns at once; it is uploaded while training goes on.
 
-        :param metrics: numbers to keep with it, e.g. `loss=0.12`.
-        :raises SpecError: nothing was written for that step.
+        :param metrics: numbers to keep with it, e.g. `loss=0.12`; NaN and infinity are kept as text.
+        :raises SpecError: nothing was written for that step, or a metric is no number.
         """
+        if step < 0:
+            raise SpecError(f"ready({step}): steps count from 0")
         if not any(self.workspace.checkpoint(step).glob("*")):
             raise SpecError(f"ready({step}): write files into checkpoint_folder({step}) first")
-        self.workspace.mark_ready(step, metrics)
+        self.workspace.mark_ready(step, {name: _number(name, value) for name, value in metrics.items()})
 
     def result(self, values: Mapping[str, Any]) -> None:
         """Hand over the run's result, a JSON-safe dict: the operator returns it. The last call counts."""
@@ -112,6 +115,14 @@ class TrainerContext:
             write_json(self.workspace.result_file, dict(values))
         except (TypeError, ValueError) as error:
             raise SpecError(f"result must be JSON-safe, without NaN: {error}") from error
+
+
+def _number(name: str, value: Any) -> float | str:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"metric {name}={value!r} is no number") from error
+    return number if math.isfinite(number) else str(number)
 
 
 def context() -> TrainerContext:

@@ -14,7 +14,7 @@ from types import FrameType
 from airflow_gpu_burst import contract
 from airflow_gpu_burst.checkpoint import save_bytes, save_tree
 from airflow_gpu_burst.contract import Artifact, PodContext, PodResult
-from airflow_gpu_burst.errors import ExitCode, Fenced, GpuBurstError, RunFailed, SpecError
+from airflow_gpu_burst.errors import CheckpointError, ExitCode, Fenced, GpuBurstError, RunFailed, SpecError
 from airflow_gpu_burst.runlog import Epoch, Member, RunLog, begin
 from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK, TrainerLock, end_trainers
 from airflow_gpu_burst.runtime.output import Output
@@ -217,6 +217,8 @@ def _watch(pod: Pod, trainer: TrainerProcess, epoch: Epoch, uploader: Uploader) 
     while (status := trainer.wait(0.1)) is None:
         if uploader.error is not None:
             stop.because(uploader.error)
+        elif not uploader.is_alive():
+            stop.because(CheckpointError("the upload of checkpoints ended unexpectedly; see the run's output"))
         if deadline is not None and time.monotonic() > deadline:
             stop.because(RunFailed(f"the run timeout of {run_s:.0f} s has passed", reason="RunTimeout"))
         if stop.reason is not None:
@@ -238,8 +240,15 @@ def _poll_fence(epoch: Epoch, stop: Stop) -> None:
             epoch.check()
         except Fenced as error:
             stop.because(error)
-        except GpuBurstError:
+        except Exception:
             continue  # cannot tell; the next look may
+
+
+def _check_result(data: bytes) -> None:
+    try:
+        json.loads(data)
+    except ValueError as error:
+        raise SpecError(f"the trainer's result is no JSON ({error}); write it with context().result(...)") from error
 
 
 def _finish(pod: Pod, epoch: Epoch, step: int | None) -> None:
@@ -248,6 +257,7 @@ def _finish(pod: Pod, epoch: Epoch, step: int | None) -> None:
     result = model = None
     if workspace.result_file.is_file():
         data = workspace.result_file.read_bytes()
+        _check_result(data)
         saved = save_bytes(store, data, f"{epoch.data_prefix}/result", "result.json")
         result = Artifact(key=saved.key, sha256=saved.sha256)
     if context.publish:

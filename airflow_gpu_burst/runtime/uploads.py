@@ -42,6 +42,9 @@ class Uploader(threading.Thread):
         self._stop_event = threading.Event()
         self._failures = 0
         self._attempt = 0
+        self._may_retire = False
+        self._going: list[Commit] = []
+        self._said_stays = False
         self.error: GpuBurstError | None = None
         self.step: int | None = None
 
@@ -61,36 +64,51 @@ class Uploader(threading.Thread):
     def _take_all(self) -> None:
         if self.error is not None:
             return
-        for ready in self._workspace.ready():
-            try:
+        step: int | None = None
+        try:
+            for ready in self._workspace.ready():
+                step = ready.step
                 self._commit(ready)
                 self._failures = 0
-            except Fenced as error:
-                self.error = error
-                return
-            except (GpuBurstError, OSError) as error:
-                self._failed(ready.step, error)
-                return
+            self._clean()
+        except Fenced as error:
+            self.error = error
+        except Exception as error:  # a thread that dies in silence would leave training without a net
+            self._failed(step, error)
 
-    def _failed(self, step: int, error: GpuBurstError | OSError) -> None:
+    def _failed(self, step: int | None, error: Exception) -> None:
         self._failures += 1
         self._output.say(f"checkpoint {step} could not be saved ({self._failures}. time): {error}")
         if self._failures >= MAX_FAILURES:
-            own = error if isinstance(error, GpuBurstError) else CheckpointError(f"checkpoint {step}: {error}")
+            own = error if isinstance(error, GpuBurstError) else CheckpointError(f"checkpoint {step}: {error!r}")
             self.error = own
 
     def _commit(self, ready: Ready) -> None:
-        step = ready.step
         # A new key for every attempt: data keys are written once.
         self._attempt += 1
-        prefix = f"{self._epoch.data_prefix}/step-{step:012d}-{self._attempt}"
+        prefix = f"{self._epoch.data_prefix}/step-{ready.step:012d}-{self._attempt}"
         manifest = save_tree(self._store, ready.folder, prefix)
-        self._epoch.commit(step, {manifest.key: manifest.sha256}, self._workspace.metrics(ready))
+        self._epoch.commit(ready.step, {manifest.key: manifest.sha256}, self._workspace.metrics(ready))
         self._workspace.drop(ready)
-        self.step = step
-        self._output.say(f"checkpoint {step} committed: {manifest.files} files, {manifest.size} bytes")
-        for gone in self._epoch.retire(self._keep):
-            delete_data(self._store, gone)
+        self.step = ready.step
+        self._may_retire = True
+        self._output.say(f"checkpoint {ready.step} committed: {manifest.files} files, {manifest.size} bytes")
+
+    def _clean(self) -> None:
+        """Retire what is too old, then delete its data. A store that does not delete costs room, never the run."""
+        try:
+            if self._may_retire:
+                self._going += self._epoch.retire(self._keep)
+                self._may_retire = False
+            while self._going:
+                delete_data(self._store, self._going[0])
+                del self._going[0]
+        except Fenced:
+            raise
+        except GpuBurstError as error:
+            if not self._said_stays:
+                self._output.say(f"old checkpoints stay, they could not be deleted: {error}")
+            self._said_stays = True
 
 
 def delete_data(store: Store, commit: Commit) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -121,5 +122,8 @@ class Ready:
 def write_json(path: Path, data: Any) -> None:
     """Write JSON so that a reader sees all of it or nothing (temporary file, rename)."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(data, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(data, file, ensure_ascii=False, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())  # a power cut must not leave an empty file under the name
     temporary.replace(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
-from urllib.parse import unquote
 
 from airflow_gpu_burst.errors import SpecError
 from airflow_gpu_burst.store.interface import Store, check_key
@@ -47,6 +46,8 @@ class StoreConfig:
             raise SpecError(
                 f"store {self.uri!r}: use file:///absolute/directory or s3://bucket/prefix (GPU_BURST_STORE)"
             )
+        if self.endpoint_url and not self.endpoint_url.startswith(("http://", "https://")):
+            raise SpecError(f"store endpoint {self.endpoint_url!r}: begin with https:// (GPU_BURST_S3_ENDPOINT)")
         if prefix.strip("/"):
             check_key(prefix.strip("/"))
         if bool(self.access_key_id) != bool(self.secret_access_key):
@@ -55,6 +56,8 @@ class StoreConfig:
     @property
     def directory(self) -> str:
         """The directory of a `file:` store, else empty."""
+        from urllib.parse import unquote  # 4 ms that an S3 store need not pay
+
         return unquote(self.uri.removeprefix("file://")) if self.uri.startswith("file:") else ""
 
     @property

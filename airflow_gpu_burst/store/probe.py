@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier
+from typing import TYPE_CHECKING
 
 from airflow_gpu_burst.errors import ObjectExists, ObjectMissing, StoreError, StoreUnavailable
 from airflow_gpu_burst.store.interface import Store
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 _REPEATS = 5  # of one writer whose answer was lost
 
@@ -21,6 +24,8 @@ def probe_conditions(store: Store, *, writers: int = 4, rounds: int = 6) -> None
     and take no lock. A race that is not lost proves little either; hence several writers and rounds.
     Leaves no key behind.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     base = f"probe/{os.urandom(8).hex()}"
     with ThreadPoolExecutor(writers) as pool:
         for turn in range(rounds):

@@ -135,7 +135,12 @@ class S3Store:
     def _client(self) -> S3Client:
         with self._lock:
             if self._made is None:
-                self._made = _connect(self._config, *self._timeouts)
+                from botocore.exceptions import BotoCoreError
+
+                try:
+                    self._made = _connect(self._config, *self._timeouts)
+                except (BotoCoreError, ValueError) as error:
+                    raise StoreError(f"{self._config}: {error}. Correct the store's configuration") from error
             return self._made
 
     def _call(self, action: str, key: str, request: Callable[[], T], *, attempts: int = 0) -> T:
@@ -206,6 +211,8 @@ def _connect(config: StoreConfig, connect_timeout_s: float, read_timeout_s: floa
     from boto3.session import Session
     from botocore.config import Config
 
+    if config.ca_bundle and not os.path.isfile(config.ca_bundle):
+        raise StoreError(f"there is no file {config.ca_bundle}: correct AWS_CA_BUNDLE")
     settings = Config(
         s3={"addressing_style": "path"},  # most S3 servers on premises have no wildcard DNS
         # Newer SDKs wrap bodies in trailers with a CRC, which some servers store as part of the object.

@@ -77,7 +77,7 @@ def test_a_manifest_that_leads_outside_is_refused(store: Store, tmp_path: Path, 
     entry = {"path": path, "size": 1, "sha256": sha256_hex(b"x"), "key": "p/data/x"}
     data = json.dumps({"version": 1, "files": [entry]}).encode()
     store.put("p/manifest.json", data)
-    with pytest.raises(CheckpointError, match="not restored"):
+    with pytest.raises(CheckpointError, match="neither saved nor restored"):
         restore_tree(store, "p/manifest.json", sha256_hex(data), tmp_path / "t")
     assert not (tmp_path / "outside").exists()
 
