@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # The newest supported interpreter on PATH; override with `make PYTHON=/path/to/python`.
 PYTHON ?= $(shell for p in python3.12 python3.13 python3.11 python3; do \
 	if $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then echo $$p; break; fi; done)
-export PYTHONDONTWRITEBYTECODE :=
+# Most tests wait rather than compute: more of them at once than there are cores.
+JOBS ?= 3
 .DEFAULT_GOAL := help
 
 .PHONY: help demo ui test lint bench test-system clean lock
@@ -30,7 +31,7 @@ ui: $(VENV)/.installed-demo  ## a whole Airflow with the example DAG, on http://
 	@$(BIN)/python demo/ui.py
 
 test: $(VENV)/.installed-dev  ## all tests but those that start a real Airflow
-	@$(BIN)/python -m pytest -m 'not system' $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) -m 'not system' $(ARGS)
 
 test-system: $(VENV)/.installed-dev  ## a real scheduler and triggerer, killed half way
 	@$(BIN)/python -m pytest -m system $(ARGS)
