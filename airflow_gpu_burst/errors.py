@@ -121,6 +121,31 @@ class Fenced(RunLogError):
     exit_code = ExitCode.FENCED
 
 
+class NotStarted(RunLogError):
+    """No epoch with this rank came to be within the deadline. The others may come after a restart."""
+
+    retryable = True
+    exit_code = ExitCode.RETRY_MAY_HELP
+
+
+class Renamed(RunLogError):
+    """
+    Not an error of the run: this epoch is over, and a new one with the same member has begun or is due.
+
+    Stop the trainer and call `Epoch.restart()`.
+    """
+
+    retryable = True
+    exit_code = ExitCode.RETRY_MAY_HELP
+
+
+class Overtaken(RunLogError):
+    """Another try has opened the generation for something else: plan again."""
+
+    retryable = True
+    exit_code = ExitCode.RETRY_MAY_HELP
+
+
 class RouteError(GpuBurstError):
     """The cluster, or the way to it."""
 

@@ -25,13 +25,11 @@ The pod's side, on every rank:
     epoch.finish({"rows": 3}, model=(manifest_key, sha256))
 """
 
-from airflow_gpu_burst.runlog.epochs import Epoch, Renamed, begin
-from airflow_gpu_burst.runlog.gathering import NotStarted
+from airflow_gpu_burst.runlog.epochs import Epoch, begin
 from airflow_gpu_burst.runlog.generations import (
     Adopt,
     Collect,
     OpenNew,
-    Overtaken,
     Plan,
     close_generation,
     open_generation,
@@ -53,13 +51,10 @@ __all__ = [
     "Finished",
     "History",
     "Member",
-    "NotStarted",
     "Open",
     "OpenNew",
-    "Overtaken",
     "Plan",
     "Record",
-    "Renamed",
     "Retire",
     "RunLog",
     "Start",

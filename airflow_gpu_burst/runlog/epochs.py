@@ -7,23 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from airflow_gpu_burst.errors import ExitCode, RunLogError
+from airflow_gpu_burst.errors import Renamed, RunLogError
 from airflow_gpu_burst.runlog.gathering import Gathering, gather, seated
 from airflow_gpu_burst.runlog.history import KEEP_AT_LEAST, History
 from airflow_gpu_burst.runlog.joins import Join, Member
 from airflow_gpu_burst.runlog.log import RunLog
 from airflow_gpu_burst.runlog.records import Commit, Finish, Retire
-
-
-class Renamed(RunLogError):
-    """
-    Not an error of the run: this epoch is over, and a new one with the same member has begun or is due.
-
-    Stop the trainer and call `Epoch.restart()`.
-    """
-
-    retryable = True
-    exit_code = ExitCode.RETRY_MAY_HELP
 
 
 def begin(

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from airflow_gpu_burst.errors import ExitCode, RunLogError, StoreUnavailable
+from airflow_gpu_burst.errors import NotStarted, StoreUnavailable
 from airflow_gpu_burst.runlog.history import History
 from airflow_gpu_burst.runlog.joins import Join, Member
 from airflow_gpu_burst.runlog.log import RunLog
 from airflow_gpu_burst.runlog.records import Seat, Start
-
-
-class NotStarted(RunLogError):
-    """No epoch with this rank came to be within the deadline. The others may come after a restart."""
-
-    retryable = True
-    exit_code = ExitCode.RETRY_MAY_HELP
 
 
 @dataclass(frozen=True, kw_only=True)

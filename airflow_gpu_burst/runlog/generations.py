@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from airflow_gpu_burst.errors import ExitCode, Fenced, RunLogError, SpecError
+from airflow_gpu_burst.errors import Fenced, Overtaken, RunLogError, SpecError
 from airflow_gpu_burst.runlog.history import History
 from airflow_gpu_burst.runlog.log import RunLog
 from airflow_gpu_burst.runlog.records import Close, Finish, Open
@@ -137,13 +137,6 @@ def _since(history: History, todo: OpenNew, goes_on: Callable[[Open], bool] | No
     if previous is None or todo.previous_verdict == "succeeded" or not goes_on(previous):
         return todo.generation
     return previous.restore_since
-
-
-class Overtaken(RunLogError):
-    """Another try has opened the generation for something else: plan again."""
-
-    retryable = True
-    exit_code = ExitCode.RETRY_MAY_HELP
 
 
 def open_generation(

@@ -9,7 +9,9 @@ from typing import Any
 from airflow_gpu_burst.errors import (
     Fenced,
     GpuBurstError,
+    NotStarted,
     ObjectMissing,
+    Renamed,
     StoreForbidden,
     StoreUnavailable,
 )
@@ -69,7 +71,7 @@ def pod(
                 try:
                     first = (restore(env, epoch) if epoch.restore_from else 0) - rewind
                     return _train(env, epoch, rank, world, range(first + 1, first + steps + 1), collect, finish, looks)
-                except runlog.Renamed:
+                except Renamed:
                     epoch = epoch.restart()
                 except Damaged:
                     require(damage, f"{env.name} cannot restore {epoch.restore_from}")
@@ -77,7 +79,7 @@ def pod(
             return "restarted too often"
         except runlog.Finished:
             return "already finished"
-        except runlog.NotStarted:
+        except NotStarted:
             return "not started"
         except (Fenced, StoreUnavailable, StoreForbidden) as error:
             return type(error).__name__

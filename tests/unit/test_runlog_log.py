@@ -11,16 +11,23 @@ from pathlib import Path
 import pytest
 
 from airflow_gpu_burst import runlog
-from airflow_gpu_burst.errors import ExitCode, Fenced, RunLogError, SpecError, StoreForbidden, StoreUnavailable
+from airflow_gpu_burst.errors import (
+    ExitCode,
+    Fenced,
+    NotStarted,
+    Overtaken,
+    Renamed,
+    RunLogError,
+    SpecError,
+    StoreForbidden,
+    StoreUnavailable,
+)
 from airflow_gpu_burst.runlog import (
     Adopt,
     Collect,
     Epoch,
     Finished,
     Member,
-    NotStarted,
-    Overtaken,
-    Renamed,
     RunLog,
     begin,
     close_generation,
