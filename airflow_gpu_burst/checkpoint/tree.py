@@ -75,8 +75,8 @@ def restore_tree(store: Store, key: str, sha256: str, target: Path) -> int:
             path.mkdir(parents=True, exist_ok=True)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Under a short name first: what stands under its own name is verified, and long names have room.
-        landed = target / f".restore-{number}"
+        # Beside the tree first: what stands under its own name is verified, and no name of the tree is in the way.
+        landed = target.with_name(f".landing-{number}")
         store.download(entry["key"], str(landed))
         found = _hash(landed)
         if found != entry["sha256"] or landed.stat().st_size != entry["size"]:

@@ -134,12 +134,12 @@ class LocalRoute:
 
     def _same_machine(self, folder: Path, process: Mapping[str, Any]) -> None:
         """The same boot is the same machine, whatever its name; the same name after another boot as well."""
-        if not process or process["boot"] == boot_id() or process["host"] == socket.gethostname():
+        if not process or process.get("boot") == boot_id() or process.get("host") == socket.gethostname():
             return
         raise ClusterUnreachable(
-            f"the local run was started on host {process['host']!r}, and this is {socket.gethostname()!r}. The local "
-            "route needs worker and triggerer on one machine; use a connection to a cluster otherwise. If that "
-            f"machine is gone for good, delete {folder}"
+            f"the local run was started on host {process.get('host')!r}, and this is {socket.gethostname()!r}. "
+            "The local route needs worker and triggerer on one machine; a connection to a cluster does not. "
+            f"If that machine is gone for good, delete {folder}"
         )
 
     def _object(self, folder: Path, job: Job) -> str:
@@ -216,7 +216,7 @@ class LocalRoute:
                 code=code,
                 cluster=self._config.connection,
             )
-        if process and process["boot"] != boot_id():
+        if process and process.get("boot") != boot_id():
             return Observation(phase=Phase.LOST, reason="Rebooted", message="the machine was restarted during the run")
         if not process:
             return Observation(phase=Phase.SUBMITTED)

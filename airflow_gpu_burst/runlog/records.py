@@ -171,8 +171,26 @@ def decode(data: bytes, seq: int) -> Record:
         )
     known = {f.name for f in fields(_KINDS[kind])}
     if set(raw) != known or raw["seq"] != seq:
-        raise RunLogError(f"record {seq} of the run log is malformed: {data[:200]!r}")
-    return _KINDS[kind](**_typed(raw))
+        raise _malformed(seq, data)
+    try:
+        record = _KINDS[kind](**_typed(raw))
+    except (TypeError, IndexError, KeyError, ValueError) as error:
+        raise _malformed(seq, data) from error
+    if isinstance(record, Commit) and not _is_sound(record):
+        raise _malformed(seq, data)
+    return record
+
+
+def _malformed(seq: int, data: bytes) -> RunLogError:
+    return RunLogError(
+        f"record {seq} of the run log is malformed: {data[:200]!r}. Nothing of this package writes such; find out what "
+        "else writes to the store, then delete the whole log of this run"
+    )
+
+
+def _is_sound(commit: Commit) -> bool:
+    """What a restore relies on: without it there would be a checkpoint of nothing."""
+    return isinstance(commit.step, int) and isinstance(commit.manifests, Mapping)
 
 
 def _typed(raw: dict[str, Any]) -> dict[str, Any]:

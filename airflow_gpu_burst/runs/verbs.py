@@ -274,8 +274,8 @@ def _remember_spec(store: Store, run_key: RunKey, spec: RunSpec) -> None:
 def _recall_spec(store: Store, run_key: RunKey, opened: Open) -> Mapping[str, Any]:
     try:
         spec: Mapping[str, Any] = json.loads(store.get(_spec_key(run_key, opened.spec_digest)))
-    except ObjectMissing:
-        return {}
+    except (ObjectMissing, ValueError):
+        return {}  # only for saying what differs
     return spec
 
 

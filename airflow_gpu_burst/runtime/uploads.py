@@ -68,8 +68,13 @@ class Uploader(threading.Thread):
         try:
             for ready in self._workspace.ready():
                 step = ready.step
-                self._commit(ready)
-                self._failures = 0
+                try:
+                    self._commit(ready)
+                    self._failures = 0
+                except CheckpointError as error:
+                    # This one can never be saved; it must not stand in the way of those after it.
+                    self._failed(step, error)
+                    self._workspace.drop(ready)
             self._clean()
         except Fenced as error:
             self.error = error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +107,17 @@ def test_a_zombie_of_before_a_clear_is_fenced_whatever_its_max_tries(lab: Lab) -
 )
 def test_a_file_name_that_cannot_be_restored_is_refused_when_saved(lab: Lab, name: bytes, says: str) -> None:
     body = f"""
-open(os.fsencode(ctx.checkpoint_folder(1)) + b"/" + {name!r}, "w").write("x")
-ctx.ready(1)
-time.sleep(30)
+for step in (1, 2, 3, 4):
+    path = b"good" if step == ctx.params["good"] else {name!r}
+    open(os.fsencode(ctx.checkpoint_folder(step)) + b"/" + path, "w").write("x")
+    ctx.ready(step)
+time.sleep(ctx.params["then"])
 """
-    observation, lines = lab.wait(lab.submit(trainer(body)))
+    observation, lines = lab.wait(lab.submit(trainer(body, params={"good": 0, "then": 30})))
     assert observation.phase is Phase.FAILED and any(says in line for line in lines), lines
+    other = replace(KEY, run_id="one good one among them")
+    observation, lines = lab.wait(lab.submit(trainer(body, params={"good": 3, "then": 0}), key=other))
+    assert observation.success and commits(lab, other) == 1, lines
 
 
 def test_long_file_names_come_back(lab: Lab) -> None:

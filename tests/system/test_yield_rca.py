@@ -92,9 +92,11 @@ class Fab:
         assert json.loads(self.store.get(trained["result_key"]))["findings"]
         assert not self.processes(key)
 
-    def check_resumed(self, key: RunKey) -> None:
-        """Some epoch went on from a checkpoint rather than from the beginning."""
+    def check_resumed(self, key: RunKey, try_number: int = 2) -> None:
+        """The try's trainer went on from a checkpoint: by the log of the run, and by what it printed."""
         assert any(start.restore_from for start in self.history(key).starts)
+        log = self.stack.task_log(key.dag_id, key.run_id, "train", try_number)
+        assert "restored checkpoint" in log and "round 10 of" not in log, log[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +139,12 @@ def test_a_killed_run_is_retried_from_its_checkpoint(fab: Fab, kill: Callable[[F
 
 
 def test_a_killed_worker_leaves_the_run_alone_and_its_retry_finds_it(fab: Fab) -> None:
-    key = fab.trigger("yield_rca_sync")
+    key = fab.trigger("yield_rca_sync", pause_s=4)
     fab.wait_commits(key)
     trainer = fab.pid(key, "scratch/started.json")
     fab.stack.kill_worker(key.dag_id, key.run_id, "train")
-    assert start_ticks(trainer) is not None
+    fab.stack.wait_task(key.dag_id, key.run_id, "train", states={"running"}, try_number=2)
+    assert start_ticks(trainer) is not None, "the run ended before the retry could find it: raise the pause"
     fab.check_success(key)
     history = fab.history(key)
     assert (len(history.opens), len(history.starts)) == (1, 1), "the run was started again"
@@ -176,7 +179,7 @@ def test_clearing_the_running_task_goes_on_from_its_checkpoint(fab: Fab, dag_id:
 @pytest.mark.parametrize("dag_id", ["yield_rca", "yield_rca_sync"])
 @pytest.mark.parametrize("state", ["failed", "success"])
 def test_marking_the_running_task_ends_the_run(fab: Fab, dag_id: str, state: str) -> None:
-    key = fab.trigger(dag_id)
+    key = fab.trigger(dag_id, pause_s=6)  # by itself it would go on for more than a minute
     fab.wait_commits(key, 1)
     fab.stack.mark(key.dag_id, key.run_id, "train", state)
     deadline = time.monotonic() + 30
@@ -184,7 +187,7 @@ def test_marking_the_running_task_ends_the_run(fab: Fab, dag_id: str, state: str
         assert time.monotonic() < deadline, "the run goes on"
         time.sleep(0.2)
     history = fab.history(key)
-    assert history.closes[1].verdict == "cancelled" and not fab.models(key)
+    assert [close.verdict for close in history.closes.values()] == ["cancelled"] and not fab.models(key)
 
 
 def test_clearing_after_success_trains_anew_and_keeps_one_set_of_findings(fab: Fab) -> None:

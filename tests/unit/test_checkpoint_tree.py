@@ -97,3 +97,16 @@ def test_links_are_refused_rather_than_skipped(store: Store, tmp_path: Path, tar
     (folder / "link").symlink_to(target)
     with pytest.raises(CheckpointError, match="plain files and folders only"):
         save_tree(store, folder, "p")
+
+
+def test_no_name_of_a_tree_is_in_the_way_of_restoring_it(store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(4):
+        (source / f".landing-{number}").write_text(f"hidden {number}")
+        (source / f".restore-{number}").write_text(f"other {number}")
+    (source / "x").write_text("x")
+    manifest = save_tree(store, source, "p")
+    restore_tree(store, manifest.key, manifest.sha256, tmp_path / "deep" / "target")
+    assert contents(tmp_path / "deep" / "target") == contents(source)
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["target"]
