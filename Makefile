@@ -21,7 +21,7 @@ $(BIN)/uv:
 
 $(VENV)/.installed-%: $(BIN)/uv pyproject.toml constraints.txt
 	@echo "installing the environment ($*) ..."
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$*]'
+	@$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python -c constraints.txt -e '.[$*]'
 	@touch $@
 
 demo: $(VENV)/.installed-demo  ## the whole round on this machine: pin, train, findings, report
