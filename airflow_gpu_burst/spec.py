@@ -112,7 +112,9 @@ class RunSpec:
     """
     One GPU step.
 
-    :param command: the trainer's argv.
+    :param command: the trainer's argv; empty with a manifest.
+    :param manifest: a Job or JobSet of one's own, instead of command and image: submitted as it is, but for its name
+        and what marks it as this run's.
     :param image: container image; the local route does not use it.
     :param gpus: GPUs in all. Over one node's worth: a whole number of nodes.
     :param platform: name of a platform (see `airflow_gpu_burst.platforms`).
@@ -126,7 +128,8 @@ class RunSpec:
     :param publish: name of the model to publish, or empty.
     """
 
-    command: tuple[str, ...]
+    command: tuple[str, ...] = ()
+    manifest: Mapping[str, Any] | None = None
     image: str = ""
     gpus: int = 0
     platform: str = "local"
@@ -141,7 +144,7 @@ class RunSpec:
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
-        _check_command(self.command)
+        _check_what(self)
         if self.gpus < 0:
             raise SpecError(f"gpus={self.gpus}: must be 0 or more")
         if self.publish and not _MODEL_NAME.fullmatch(self.publish):
@@ -174,6 +177,7 @@ class RunSpec:
         values["inputs"] = {name: TablePin.from_dict(pin) for name, pin in values["inputs"].items()}
         values["checkpoint"] = Checkpointing(**values["checkpoint"]) if values["checkpoint"] else None
         values["timeouts"] = Timeouts(**values["timeouts"])
+        values.setdefault("manifest", None)
         return cls(**values)
 
     @property
@@ -181,6 +185,8 @@ class RunSpec:
         """SHA-256 of what is computed and where; timeouts are left out, they change neither."""
         data = self.to_dict()
         del data["timeouts"]
+        if data["manifest"] is None:
+            del data["manifest"]  # digests of releases without manifests stay what they were
         text = json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -189,6 +195,13 @@ class RunSpec:
         ours = json.loads(json.dumps(self.to_dict()))
         names = sorted((set(ours) | set(other)) - {"timeouts"})
         return [f"{n}: {other.get(n)!r} -> {ours.get(n)!r}" for n in names if ours.get(n) != other.get(n)]
+
+
+def _check_what(spec: RunSpec) -> None:
+    if spec.manifest is None:
+        _check_command(spec.command)
+    elif spec.command or spec.image:
+        raise SpecError("a manifest has its own command and image; give either manifest, or command and image")
 
 
 def _check_command(command: Any) -> None:

@@ -50,14 +50,18 @@ class RunKey:
         run = _slug(self.run_id, 48) or "run"
         return f"runs/{_slug(self.dag_id, 64) or 'dag'}/{_slug(self.task_id, 64) or 'task'}/{run}-{self.digest[:16]}"
 
-    def object_name(self, generation: int, limit: int = 52) -> str:
+    def object_name(self, generation: int, limit: int = 46, salt: str = "") -> str:
         """
-        Name of the submitted object: a DNS-1123 label of at most `limit` characters.
+        Name of the submitted object: a DNS-1123 label of at most `limit` characters that begins with a letter.
 
-        12 hex digits of the digest keep names apart, also across worker clusters; the rest is for
-        people. 52 leaves Kueue room for its own prefix and suffix within 63.
+        12 hex digits of a digest keep names apart, also across worker clusters; the rest is for people.
+
+        :param limit: 46 leaves a JobSet's pods room within 63: NAME-node-0-INDEX-xxxxx for up to 1,000 nodes. It is
+            also within what KubeRay (47) and Kueue (a label of workload kind, name and 5 digits) take.
+        :param salt: what tells two Airflow deployments with equal ids apart: the store's URI.
         """
-        tail = f"-{self.digest[:12]}-g{generation}"
+        digest = hashlib.sha256(f"{salt}\0{self.digest}".encode()).hexdigest() if salt else self.digest
+        tail = f"-{digest[:12]}-g{generation}"
         head = _slug(f"{self.dag_id}-{self.task_id}", limit - len(tail) - 4)
         return f"gpu-{head}{tail}" if head else f"gpu{tail}"
 
@@ -107,8 +111,9 @@ class Observation:
 
     :param reason: one word for programs, the cluster's own where it has one.
     :param message: a sentence for people.
-    :param since: seconds since the epoch (wall clock) at which the phase began, if known.
+    :param since: seconds since the epoch (wall clock of this machine) at which the phase began, if known.
     :param code: exit code of the runtime, once it has ended by itself.
+    :param submitted: seconds since the epoch (wall clock of this machine) at which the object was created, if known.
     """
 
     phase: Phase
@@ -117,6 +122,7 @@ class Observation:
     cluster: str = ""
     since: float | None = None
     code: int | None = None
+    submitted: float | None = None
 
     @property
     def terminal(self) -> bool:

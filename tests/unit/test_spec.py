@@ -109,7 +109,7 @@ def test_part_of_a_node_beyond_the_first_is_refused(gpus: int, says: str) -> Non
 
 
 def test_an_unknown_platform_lists_the_known_ones(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecError, match="there are b300, local"):
+    with pytest.raises(SpecError, match="there are b300, generic, local"):
         platforms.load("b200")
     (tmp_path / "b200.yaml").write_text("gpus_per_node: 4\n")
     monkeypatch.setenv("GPU_BURST_PLATFORMS", str(tmp_path))

@@ -21,7 +21,13 @@ DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 @given(KEYS, st.integers(1, 9999))
 def test_object_names_are_dns_labels_within_the_limit(key: RunKey, generation: int) -> None:
     name = key.object_name(generation)
-    assert DNS_LABEL.fullmatch(name) and len(name) <= 52
+    assert DNS_LABEL.fullmatch(name) and len(name) <= 46
+
+
+def test_long_ids_fill_a_name_and_no_more() -> None:
+    key = RunKey(dag_id="d" * 250, task_id="t" * 250, run_id="r" * 250)
+    assert [len(key.object_name(generation)) for generation in (1, 9999)] == [46, 46]
+    assert len(key.object_name(1, limit=40)) == 40
 
 
 @given(KEYS)
@@ -56,6 +62,13 @@ def test_names_that_look_alike_are_kept_apart(one: tuple[str, ...], other: tuple
 def test_generations_have_names_of_their_own() -> None:
     key = RunKey(dag_id="d", task_id="t", run_id="r")
     assert key.object_name(1) != key.object_name(2)
+
+
+@given(KEYS, st.text(min_size=1, max_size=100), st.text(min_size=1, max_size=100))
+def test_deployments_with_equal_ids_have_names_of_their_own(key: RunKey, one: str, other: str) -> None:
+    names = {key.object_name(1), key.object_name(1, salt=one), key.object_name(1, salt=other)}
+    assert len(names) == 3 - (one == other)
+    assert all(DNS_LABEL.fullmatch(name) and len(name) <= 46 for name in names)
 
 
 @given(KEYS)
