@@ -15,6 +15,7 @@ Every error of this package, and the exit codes that carry them out of a process
     + Fenced                     a newer epoch or generation has taken over
   x RouteError                   the cluster
     + ClusterUnreachable         retryable
+      - ClusterUnauthorized      retryable: the credentials are not taken any more
     + ClusterForbidden           names verb and resource
     + NotAdmitted                the queue's own words
     + RunLost                    retryable: the run is gone without a verdict
@@ -155,6 +156,10 @@ class ClusterUnreachable(RouteError):
 
     retryable = True
     exit_code = ExitCode.RETRY_MAY_HELP
+
+
+class ClusterUnauthorized(ClusterUnreachable):
+    """401, also after the credentials were read again: expired or revoked. A renewed connection mends it."""
 
 
 class ClusterForbidden(RouteError):

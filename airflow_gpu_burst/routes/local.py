@@ -20,19 +20,20 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from airflow_gpu_burst import contract
 from airflow_gpu_burst.errors import ClusterUnreachable, ExitCode, RouteError, SpecError
-from airflow_gpu_burst.routes import ClusterConfig, Job
+from airflow_gpu_burst.routes import ClusterConfig, Found, Job, Piece
 from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK, end_trainers
 from airflow_gpu_burst.runtime.output import send_rest
 from airflow_gpu_burst.runtime.pod import ENV_PROCESS_FILE
 from airflow_gpu_burst.runtime.process import boot_id, kill_group, start_ticks
 from airflow_gpu_burst.runtime.workspace import Workspace, write_json
-from airflow_gpu_burst.state import Handle, Observation, Phase
+from airflow_gpu_burst.spec import RunSpec
+from airflow_gpu_burst.state import Handle, Observation, Phase, RunKey
 from airflow_gpu_burst.store import Store
 
 INHERITED = (
@@ -55,12 +56,32 @@ class LocalRoute:
     """See the module."""
 
     name = "local"
-    kind = "Process"
     namespace = ""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
         self._root = Path(config.work_dir or default_work_dir()).expanduser()
+
+    def kind_of(self, spec: RunSpec) -> str:
+        """
+        A process.
+
+        :raises SpecError: a Kubernetes manifest, or several nodes.
+        """
+        if spec.manifest is not None:
+            raise SpecError(
+                f"a manifest needs a cluster, and connection {self._config.connection!r} has the local route; "
+                'its extra {"route": "direct"} and a kubeconfig make it one'
+            )
+        return "Process"
+
+    def ranks_of(self, spec: RunSpec) -> int:
+        """One: a single process, whatever number of GPUs is asked for."""
+        return 1
+
+    def check(self, job: Job) -> None:
+        """Only the kind can be wrong."""
+        self.kind_of(job.spec)
 
     def submit(self, job: Job) -> str:
         """Create-or-adopt, under a lock of the object, so that two tries never start two processes."""
@@ -97,6 +118,41 @@ class LocalRoute:
                 cluster=self._config.connection,
             )
         return self._ended(_last_word(folder), process)
+
+    def follow(
+        self, handle: Handle, wake: Callable[[], None], *, resume: bool = False, since: Mapping[str, str] | None = None
+    ) -> LocalLive:
+        """By looking at it; the spool has its output."""
+        return LocalLive(self, handle)
+
+    def report(self, handle: Handle) -> str:
+        """Nothing beyond the observation."""
+        return ""
+
+    def settle(self, handle: Handle, store: Store) -> None:
+        """End what is left of it, and leave nothing on the machine."""
+        self.cancel(handle)
+        self.salvage(handle, store)
+
+    def find(self) -> Iterator[Found]:
+        """Every run with a folder here."""
+        for path in sorted(self._root.glob("*/*/job.json")):
+            job = _read(path)
+            yield Found(
+                handle=Handle(
+                    connection=self._config.connection,
+                    route=self.name,
+                    kind="Process",
+                    namespace="",
+                    name=path.parent.name,
+                    uid=str(job["uid"]),
+                    run_key=RunKey.from_dict(job["run_key"]),
+                    generation=int(job["generation"]),
+                    store_connection="",
+                ),
+                store_uri=str(job.get("store_uri", "")),
+                created=path.stat().st_mtime,
+            )
 
     def salvage(self, handle: Handle, store: Store) -> None:
         """A killed runtime leaves the last seconds of output in its scratch folder; then the folder goes."""
@@ -146,7 +202,8 @@ class LocalRoute:
         identity = {"run_key": job.run_key.to_dict(), "generation": job.generation}
         found = _read(folder / "job.json")
         if not found:
-            found = {**identity, "spec_digest": job.spec.digest, "uid": str(uuid.uuid4())}
+            uid = str(uuid.uuid4())
+            found = {**identity, "spec_digest": job.spec.digest, "store_uri": job.store_uri, "uid": uid}
             write_json(folder / "job.json", found)
         if {name: found[name] for name in identity} != identity:
             raise SpecError(
@@ -225,6 +282,34 @@ class LocalRoute:
             reason="Killed",
             message="the runtime was killed without a last word; the machine may be out of memory (see `dmesg`)",
         )
+
+
+class LocalLive:
+    """A process of this machine: whoever looks asks the kernel, which costs nothing."""
+
+    pushes = False
+
+    def __init__(self, route: LocalRoute, handle: Handle) -> None:
+        self._route, self._handle = route, handle
+
+    def observe(self) -> Observation:
+        """Alive by its lock, or its last word."""
+        return self._route.observe(self._handle)
+
+    def output(self) -> list[Piece]:
+        """Nothing: the spool has it."""
+        return []
+
+    def reading(self) -> bool:
+        """Never."""
+        return False
+
+    def notes(self) -> list[str]:
+        """Nothing happens to a process that its phase does not say."""
+        return []
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 def default_work_dir() -> str:
