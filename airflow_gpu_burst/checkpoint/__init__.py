@@ -6,6 +6,6 @@ the manifest, and whoever names the manifest (the run log) makes the tree exist.
 uploader: file by file, hashed while read. It knows nothing of epochs; keys are given by the caller.
 """
 
-from airflow_gpu_burst.checkpoint.tree import Manifest, restore_tree, save_bytes, save_tree
+from airflow_gpu_burst.checkpoint.tree import Manifest, restore_tree, restore_trees, save_bytes, save_tree
 
-__all__ = ["Manifest", "restore_tree", "save_bytes", "save_tree"]
+__all__ = ["Manifest", "restore_tree", "restore_trees", "save_bytes", "save_tree"]

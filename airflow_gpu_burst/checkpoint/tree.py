@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -67,9 +67,23 @@ def restore_tree(store: Store, key: str, sha256: str, target: Path) -> int:
     :raises ChecksumMismatch: manifest or file are not what was saved.
     :raises ObjectMissing: the store has lost one of them.
     """
+    return restore_trees(store, [(key, sha256)], target)
+
+
+def restore_trees(store: Store, manifests: Sequence[tuple[str, str]], target: Path) -> int:
+    """
+    Bring several trees back into one folder; returns the bytes restored.
+
+    Where two trees have the same path, or one a file where the other has a folder, the earlier manifest wins, and what
+    loses is not even fetched.
+
+    :param manifests: (key, SHA-256), the most important one first.
+    :raises ChecksumMismatch: a manifest or file is not what was saved.
+    :raises ObjectMissing: the store has lost one of them.
+    """
     total = 0
     target.mkdir(parents=True, exist_ok=True)
-    for number, entry in enumerate(read_manifest(store, key, sha256)):
+    for number, (key, entry) in enumerate(_chosen(store, manifests)):
         path = target / _safe(entry["path"])
         if entry.get("directory"):
             path.mkdir(parents=True, exist_ok=True)
@@ -87,6 +101,25 @@ def restore_tree(store: Store, key: str, sha256: str, target: Path) -> int:
         landed.rename(path)
         total += int(entry["size"])
     return total
+
+
+def _chosen(store: Store, manifests: Sequence[tuple[str, str]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The entries to restore, each with the key of its manifest: none of them stands in another's way."""
+    chosen: list[tuple[str, Mapping[str, Any]]] = []
+    files: set[PurePosixPath] = set()
+    folders: set[PurePosixPath] = set()
+    for key, sha256 in manifests:
+        for entry in read_manifest(store, key, sha256):
+            path = _safe(entry["path"])
+            above = set(path.parents)
+            is_folder = bool(entry.get("directory"))
+            if path in files or above & files or (path in folders and not is_folder):
+                continue
+            folders |= above | ({path} if is_folder else set())
+            if not is_folder:
+                files.add(path)
+            chosen.append((key, entry))
+    return chosen
 
 
 def read_manifest(store: Store, key: str, sha256: str) -> list[Mapping[str, Any]]:

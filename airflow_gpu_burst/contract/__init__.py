@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -36,7 +37,39 @@ ENV_TERMINATION_FILE = "GPU_BURST_TERMINATION_FILE"
 ENV_CATALOG_SECRETS = "GPU_BURST_CATALOG_SECRETS"
 """JSON, catalog → property → secret. From a Secret in a cluster; never in the context."""
 ENV_GRACE = "GPU_BURST_GRACE_S"
-"""Seconds between SIGTERM and SIGKILL for the trainer."""
+"""Seconds between SIGTERM and SIGKILL for the trainer. The last checkpoints may take as long again, so a pod needs
+twice this, and some seconds, between its own SIGTERM and SIGKILL."""
+ENV_SITE = "GPU_BURST_SITE"
+"""Set by the launcher of a runtime that an init container brought: the folder of its packages."""
+
+_HEADER = re.compile(rb"gpu-burst: output ([0-9A-Za-z-]{1,64}) rank (0|[1-9]\d{0,5}) of ([1-9]\d{0,5})\r?\n?")
+
+
+def header(stream: str, rank: int, world_size: int) -> bytes:
+    """
+    The first line of a stream of the spool, and of the container's log; from here on both are the same bytes.
+
+    Whoever reads the live log learns from it which stream this is, and where its byte 0 is. A trainer can print such
+    a line too: only the first one of a container's log counts.
+
+    :param stream: the stream's name, the last segment of its key prefix.
+    :raises ContractError: no name, or no rank, that `parse_header` would give back.
+    """
+    line = f"gpu-burst: output {stream} rank {rank} of {world_size}\n".encode(errors="replace")
+    if parse_header(line) != (stream, rank, world_size):
+        raise ContractError(
+            f"stream {stream!r}, rank {rank} of {world_size}: use 1 to 64 letters, digits and '-', and ranks from 0"
+        )
+    return line
+
+
+def parse_header(line: bytes) -> tuple[str, int, int] | None:
+    """Stream, rank and world size back from a `header`, with or without its newline; None for any other line."""
+    found = _HEADER.fullmatch(line)
+    if found is None:
+        return None
+    stream, rank, world_size = found[1].decode("ascii"), int(found[2]), int(found[3])
+    return (stream, rank, world_size) if rank < world_size else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +99,20 @@ class PodContext:
     version: int = CONTRACT_VERSION
 
     @classmethod
-    def of(cls, spec: RunSpec, *, run_key: RunKey, generation: int, catalogs: Mapping[str, Mapping[str, str]]) -> Self:
-        """The context of one generation of a request."""
+    def of(
+        cls,
+        spec: RunSpec,
+        *,
+        run_key: RunKey,
+        generation: int,
+        catalogs: Mapping[str, Mapping[str, str]],
+        world_size: int = 1,
+    ) -> Self:
+        """
+        The context of one generation of a request.
+
+        :param world_size: ranks, one for each node.
+        """
         return cls(
             run_key=run_key,
             generation=generation,
@@ -79,6 +124,7 @@ class PodContext:
             working_dir=spec.working_dir,
             checkpoint=spec.checkpoint,
             publish=spec.publish,
+            world_size=world_size,
             run_s=spec.timeouts.run_s,
         )
 

@@ -1,5 +1,6 @@
 """
-One trainer at a time on the local route, where no kubelet ends what a dead runtime leaves behind.
+One trainer at a time: on the local route, where no kubelet ends what a dead runtime leaves behind, and in a pod that
+starts its trainer anew.
 
 The trainer and all that it starts inherit the descriptor of a locked file: as long as the lock is held one of
 them lives, whatever became of its parent. Which processes they are, the kernel tells: they carry the run's
@@ -71,34 +72,43 @@ def end_trainers(lock: Path, owner: str | None = None, *, wait_s: float = 10.0) 
 
     :param owner: only those of this submitted object. Whoever cancels an old generation must not hit its successor.
     """
+    wanted = [f"{ENV_TRAINER_LOCK}={lock}".encode()]
+    if owner is not None:
+        wanted.append(f"{ENV_OWNER}={owner}".encode())
+    _end(wanted, wait_s)
+
+
+def end_workspace(root: Path, *, wait_s: float = 10.0) -> None:
+    """SIGKILL every process of the trainers that have this workspace, also those that lead sessions of their own."""
+    _end([f"{ENV_WORKSPACE}={root}".encode()], wait_s)
+
+
+def _end(wanted: list[bytes], wait_s: float) -> None:
     deadline = time.monotonic() + wait_s
-    while (pids := list(_trainers(lock, owner))) and time.monotonic() < deadline:
+    while (pids := list(_trainers(wanted))) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(OSError):
                 # The descriptor names the process, not the number: what is killed is what was looked at.
                 descriptor = os.pidfd_open(pid)
                 try:
-                    if _is_trainer(pid, lock, owner):
+                    if _is_trainer(pid, wanted):
                         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 finally:
                     os.close(descriptor)
         time.sleep(0.02)
 
 
-def _trainers(lock: Path, owner: str | None) -> Iterator[int]:
+def _trainers(wanted: list[bytes]) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid() and _is_trainer(int(entry.name), lock, owner):
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and _is_trainer(int(entry.name), wanted):
             yield int(entry.name)
 
 
-def _is_trainer(pid: int, lock: Path, owner: str | None) -> bool:
+def _is_trainer(pid: int, wanted: list[bytes]) -> bool:
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    wanted = [f"{ENV_TRAINER_LOCK}={lock}".encode()]
-    if owner is not None:
-        wanted.append(f"{ENV_OWNER}={owner}".encode())
     # Only a trainer has a workspace in its environment; its runtime, which shares the rest, does not.
     trainer = any(variable.startswith(f"{ENV_WORKSPACE}=".encode()) for variable in variables)
     return trainer and all(variable in variables for variable in wanted) and start_ticks(pid) is not None

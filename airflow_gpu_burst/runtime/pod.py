@@ -16,16 +16,20 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from airflow_gpu_burst import contract
 from airflow_gpu_burst.contract import PodContext
 from airflow_gpu_burst.errors import ContractError, ExitCode, GpuBurstError, RunFailed
-from airflow_gpu_burst.runtime.output import Output, Spooler, chunk_key, stream_prefix
+from airflow_gpu_burst.runtime.output import Output, Spooler, chunk_key, stream_name, stream_prefix
 from airflow_gpu_burst.runtime.process import start_ticks
-from airflow_gpu_burst.runtime.training import Identity, Pod, Stop, train
+from airflow_gpu_burst.runtime.scratch import PodFolder
+from airflow_gpu_burst.runtime.start import Identity, Pod, Stop
+from airflow_gpu_burst.runtime.training import train
 from airflow_gpu_burst.runtime.workspace import Workspace, write_json
 from airflow_gpu_burst.store import Store, StoreConfig, open_store
 
@@ -45,18 +49,29 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> ExitCode:
     stop = Stop()
     before = {s: signal.signal(s, stop.on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
-        _announce(env)
-        _run(command, env, stop)
-        return _last_word(env, ExitCode.OK, "Succeeded", "")
-    except GpuBurstError as error:
-        reason = error.reason if isinstance(error, RunFailed) and error.reason else type(error).__name__
-        return _last_word(env, error.exit_code, reason, str(error))
-    except Exception as error:  # the border of the process: anything must become a last word
-        traceback.print_exc()
-        return _last_word(env, ExitCode.UNCATEGORISED, type(error).__name__, f"{type(error).__name__}: {error}")
+        word = _run(command, env, stop)
+        _leave(env, word)
+        return word.code
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Word:
+    """The last one of a run."""
+
+    code: ExitCode
+    reason: str
+    message: str = ""
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """What an error of the run leaves behind."""
+        if not isinstance(error, GpuBurstError):
+            return cls(ExitCode.UNCATEGORISED, type(error).__name__, f"{type(error).__name__}: {error}")
+        reason = error.reason if isinstance(error, RunFailed) and error.reason else type(error).__name__
+        return cls(error.exit_code, reason, str(error))
 
 
 def load_context(env: Mapping[str, str], store: Store) -> PodContext:
@@ -69,53 +84,97 @@ def load_context(env: Mapping[str, str], store: Store) -> PodContext:
     return PodContext.from_bytes(data, _required(env, contract.ENV_CONTEXT_SHA256))
 
 
-def _run(command: Sequence[str], env: Mapping[str, str], stop: Stop) -> None:
+def _run(command: Sequence[str], env: Mapping[str, str], stop: Stop) -> Word:
     began = time.monotonic()
-    identity = Identity(
-        owner=(owner := _required(env, contract.ENV_OWNER)),
-        pod_uid=env.get(contract.ENV_POD_UID) or owner,
-        rank=int(env.get(contract.ENV_RANK) or 0),
-        nonce=uuid.uuid4().hex,
-    )
-    store = open_store(StoreConfig.from_env(env))
-    context = load_context(env, store)
-    if context.world_size != 1:
-        raise ContractError(f"world_size={context.world_size}: this release trains on one rank; ask for one node")
-    workspace = Workspace(Path(env.get(contract.ENV_SCRATCH) or tempfile.mkdtemp(prefix="gpu-burst-")))
-    workspace.root.mkdir(parents=True, exist_ok=True)
-    workspace.prepare()
-    output = Output(workspace.output_file, sys.stdout.buffer)
-    stream = _stream(context, identity)
-    write_json(workspace.spool_file, stream)
-    spooler = Spooler(store, workspace.output_file, lambda offset: chunk_key(stream, offset))
-    spooler.start()
-    pod = Pod(
-        command=command,
-        env=env,
-        context=context,
-        identity=identity,
-        store=store,
-        workspace=workspace,
-        output=output,
-        stop=stop,
-        began=began,
-    )
     try:
-        train(pod)
-    except GpuBurstError as error:
-        output.say(f"{type(error).__name__}: {error}")
-        raise
+        _announce(env)
+        identity = _identity(env)
+        store = open_store(StoreConfig.from_env(env))
+        context = load_context(env, store)
+        if identity.rank >= context.world_size:
+            raise ContractError(
+                f"{contract.ENV_RANK}={identity.rank} in a world of {context.world_size}: ranks count from 0; the "
+                "object has more pods than the request has nodes, submit again"
+            )
+        with _scratch(env, identity) as root:
+            workspace = Workspace(root)
+            workspace.prepare()
+            stream = stream_name(identity.rank, identity.nonce)
+            output = Output(
+                workspace.output_file, sys.stdout.buffer, contract.header(stream, identity.rank, context.world_size)
+            )
+            pod = Pod(
+                command=command,
+                env=env,
+                context=context,
+                identity=identity,
+                store=store,
+                workspace=workspace,
+                output=output,
+                stop=stop,
+                began=began,
+            )
+            return _spooled(pod, f"{stream_prefix(context.prefix, context.generation)}{stream}")
+    except Exception as error:  # the border of the process: anything must become a last word
+        if not isinstance(error, GpuBurstError):
+            traceback.print_exc()
+        word = Word.of(error)
+        os.write(2, f"gpu-burst: {word.reason}: {word.message}\n".encode(errors="backslashreplace"))
+        return word
+
+
+def _spooled(pod: Pod, stream: str) -> Word:
+    """Train, with everything that is said in the spool and on stdout, the last word included."""
+    write_json(pod.workspace.spool_file, stream)
+    spooler = Spooler(pod.store, pod.workspace.output_file, lambda offset: chunk_key(stream, offset))
+    spooler.start()
+    with pod.output.capture_stderr():
+        try:
+            train(pod)
+            word = Word(ExitCode.OK, "Succeeded")
+        except Exception as error:
+            if not isinstance(error, GpuBurstError):
+                traceback.print_exc()
+            word = Word.of(error)
+            pod.output.say(f"{type(error).__name__}: {error}")
+    # What the store does not take stays in the scratch folder, for whoever concludes the run.
+    if spooler.finish():
+        pod.workspace.spool_file.unlink(missing_ok=True)
+    pod.output.close()
+    return word
+
+
+def _identity(env: Mapping[str, str]) -> Identity:
+    owner = _required(env, contract.ENV_OWNER)
+    rank = env.get(contract.ENV_RANK) or "0"
+    if not rank.isdecimal():
+        raise ContractError(f"{contract.ENV_RANK}={rank!r} is no number: the route sets it; submit again")
+    return Identity(owner=owner, pod_uid=env.get(contract.ENV_POD_UID) or owner, rank=int(rank), nonce=uuid.uuid4().hex)
+
+
+@contextmanager
+def _scratch(env: Mapping[str, str], identity: Identity) -> Iterator[Path]:
+    """
+    The folder that this start works in; gone afterwards, unless it holds output that the store did not take.
+
+    The local route names a folder that is the run's own, and looks into it. Any other scratch folder may be shared with
+    other pods of the node.
+    """
+    named = env.get(contract.ENV_SCRATCH)
+    folder = None
+    if named and ENV_PROCESS_FILE in env:
+        root = Path(named)
+    else:
+        folder = PodFolder(Path(named or Path(tempfile.gettempdir()) / "gpu-burst"), identity.pod_uid)
+        root = folder.path
+    try:
+        yield root
     finally:
-        spooled = spooler.finish()
-        output.close()
-        # What the store did not take is left for whoever concludes the run.
-        if spooled and not env.get(ENV_KEEP_SCRATCH):
-            shutil.rmtree(workspace.root, ignore_errors=True)
-
-
-def _stream(context: PodContext, identity: Identity) -> str:
-    name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{identity.rank:05d}-{identity.nonce[:8]}"
-    return f"{stream_prefix(context.prefix, context.generation)}{name}"
+        unsent = Workspace(root).spool_file.exists()
+        if folder:
+            folder.close(keep=bool(env.get(ENV_KEEP_SCRATCH)), unsent=unsent)
+        elif not unsent and not env.get(ENV_KEEP_SCRATCH):
+            shutil.rmtree(root, ignore_errors=True)
 
 
 def _announce(env: Mapping[str, str]) -> None:
@@ -125,18 +184,18 @@ def _announce(env: Mapping[str, str]) -> None:
         write_json(Path(path), {**found, "pid": os.getpid(), "ticks": start_ticks(os.getpid())})
 
 
-def _last_word(env: Mapping[str, str], code: ExitCode, reason: str, message: str) -> ExitCode:
+def _leave(env: Mapping[str, str], word: Word) -> None:
     path = env.get(contract.ENV_TERMINATION_FILE)
-    if path:
-        # A kubelet takes at most 4096 bytes of a termination message. On a full disk the exit code remains.
+    if not path:
+        return
+    # A kubelet takes at most 4096 bytes of a termination message. On a full disk the exit code remains.
+    values = {"code": int(word.code), "reason": word.reason, "message": word.message[:3000], "at": time.time()}
+    try:
+        write_json(Path(path), values)
+    except OSError:
+        # A kubelet mounts this file into the container: nothing can be renamed over it.
         with suppress(OSError):
-            write_json(
-                Path(path),
-                {"code": int(code), "reason": reason, "message": message[:3000], "at": time.time()},
-            )
-    if message:
-        os.write(2, f"gpu-burst: {reason}: {message}\n".encode())
-    return code
+            Path(path).write_text(json.dumps(values), encoding="utf-8")
 
 
 def _required(env: Mapping[str, str], name: str) -> str:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_burst.contract import ENV_CATALOG_SECRETS
 from airflow_gpu_burst.errors import ContractError, SpecError
@@ -91,23 +91,42 @@ class TrainerContext:
         return self.workspace.model
 
     def checkpoint_folder(self, step: int) -> Path:
-        """An empty folder for the checkpoint of `step`. Write all files, then call `ready(step)`."""
+        """
+        An empty folder for this rank's part of the checkpoint of `step`. Write all files, then call `ready(step)`.
+
+        A restored checkpoint has the files of all ranks in one folder; of files that several ranks saved under the same
+        name, each rank finds its own.
+        """
         folder = self.workspace.checkpoint(step)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def ready(self, step: int, **metrics: float) -> None:
+    def ready(self, step: int, *, ranks: Literal["all", "self"] = "all", **metrics: float) -> None:
         """
-        The checkpoint of `step` is complete. Returns at once; it is uploaded while training goes on.
+        This rank's part of the checkpoint of `step` is complete. Returns at once, uploads while training goes on.
 
-        :param metrics: numbers to keep with it, e.g. `loss=0.12`; NaN and infinity are kept as text.
-        :raises SpecError: nothing was written for that step, or a metric is no number.
+        A rank is a node (a pod). With several, the checkpoint exists once every rank has called `ready(step)`, in the
+        same order of steps; one that some rank leaves out is dropped, and said. Where rank 0 has everything (plain data
+        parallelism), rank 0 alone calls `ready(step, ranks="self")`. Under torchrun call it in one process per node,
+        after a barrier.
+
+        :param ranks: whose files make up the checkpoint: every rank's, or this rank's (rank 0 only).
+        :param metrics: numbers to keep with it, e.g. `loss=0.12`; NaN and infinity are kept as text. Rank 0's count.
+        :raises SpecError: nothing was written for that step, a metric is no number, or another rank than 0 says "self".
         """
         if step < 0:
             raise SpecError(f"ready({step}): steps count from 0")
+        if ranks not in ("all", "self"):
+            raise SpecError(f'ready({step}, ranks={ranks!r}): say "all" or "self"')
+        if ranks == "self" and self.rank != 0:
+            raise SpecError(
+                f'ready({step}, ranks="self") on rank {self.rank}: a checkpoint of one rank is rank 0\'s; call it '
+                "there only, or ready(step) on every rank"
+            )
         if not any(self.workspace.checkpoint(step).glob("*")):
             raise SpecError(f"ready({step}): write files into checkpoint_folder({step}) first")
-        self.workspace.mark_ready(step, {name: _number(name, value) for name, value in metrics.items()})
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        self.workspace.mark_ready(step, values, alone=ranks == "self" or self.world_size == 1)
 
     def result(self, values: Mapping[str, Any]) -> None:
         """Hand over the run's result, a JSON-safe dict: the operator returns it. The last call counts."""

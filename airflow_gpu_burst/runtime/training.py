@@ -1,96 +1,37 @@
-"""One start of the trainer: verify pins → join the run log → restore → train → flush → publish → finish."""
+"""
+From the pins to the result: verify pins → join the run log → restore → train → flush → publish → finish.
+
+With several ranks all do the same, each for its part. Rank 0 alone writes to the log, and it finishes the run once the
+trainers of all ranks have exited with 0. The others wait for that: a rank that is replaced before needs them again.
+When one is, every rank ends its trainer, restores the last checkpoint and starts anew, in the same process (`Renamed`).
+"""
 
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from airflow_gpu_burst import contract
 from airflow_gpu_burst.checkpoint import save_bytes, save_tree
-from airflow_gpu_burst.contract import Artifact, PodContext, PodResult
-from airflow_gpu_burst.errors import CheckpointError, ExitCode, Fenced, GpuBurstError, RunFailed, SpecError
+from airflow_gpu_burst.contract import Artifact, PodResult
+from airflow_gpu_burst.errors import GpuBurstError, Renamed, SpecError
 from airflow_gpu_burst.runlog import Epoch, Member, RunLog, begin
-from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK, TrainerLock, end_trainers
-from airflow_gpu_burst.runtime.output import Output
+from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK, TrainerLock, end_trainers, end_workspace
+from airflow_gpu_burst.runtime.peers import Peers
 from airflow_gpu_burst.runtime.process import TrainerProcess, describe_exit
 from airflow_gpu_burst.runtime.publication import model_version, publish
-from airflow_gpu_burst.runtime.uploads import Uploader, restore
-from airflow_gpu_burst.runtime.workspace import ENV_WORKSPACE, Workspace, write_json
-from airflow_gpu_burst.store import Store
+from airflow_gpu_burst.runtime.restoring import restore
+from airflow_gpu_burst.runtime.start import Pod
+from airflow_gpu_burst.runtime.supervision import Fence, Watch
+from airflow_gpu_burst.runtime.told import environment, write_trainer_file
+from airflow_gpu_burst.runtime.uploads import Uploader
+from airflow_gpu_burst.runtime.workspace import write_json
 
-FENCE_POLL_S = 2.0
-"""How often the log is read for a successor: one small GET."""
 FLUSH_S = 600.0
 """How long the last checkpoint may take after the trainer's end."""
-
-
-class Terminated(RunFailed):
-    """The runtime was told to end (preempted, drained, cancelled)."""
-
-    exit_code = ExitCode.RETRY_MAY_HELP
-
-
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """
-    Who this pod is.
-
-    :param nonce: of this boot: a restarted container keeps its pod's UID.
-    """
-
-    owner: str
-    pod_uid: str
-    rank: int
-    nonce: str
-
-
-@dataclass
-class Stop:
-    """Why the trainer must end, set from signal handlers and threads; the first reason counts."""
-
-    reason: GpuBurstError | None = None
-    event: threading.Event = field(default_factory=threading.Event)
-
-    def because(self, reason: GpuBurstError) -> None:
-        """Ask the main loop to end the trainer."""
-        if self.reason is None:
-            self.reason = reason
-        self.event.set()
-
-    def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """SIGTERM and SIGINT: what a kubelet, a host or a person sends."""
-        name = signal.Signals(number).name
-        self.because(Terminated(f"the run was told to end ({name})", reason="Terminated"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pod:
-    """
-    Everything that one start works with.
-
-    :param began: monotonic seconds of the process's start.
-    """
-
-    command: Sequence[str]
-    env: Mapping[str, str]
-    context: PodContext
-    identity: Identity
-    store: Store
-    workspace: Workspace
-    output: Output
-    stop: Stop
-    began: float
-
-    @property
-    def grace_s(self) -> float:
-        """Seconds between SIGTERM and SIGKILL for the trainer."""
-        return float(self.env.get(contract.ENV_GRACE) or 30)
 
 
 def train(pod: Pod) -> None:
@@ -101,45 +42,136 @@ def train(pod: Pod) -> None:
     """
     _verify_pins(pod)
     context, identity = pod.context, pod.identity
+    log = RunLog(pod.store, context.prefix)
     epoch = begin(
-        RunLog(pod.store, context.prefix),
+        log,
         generation=context.generation,
         member=Member(owner=identity.owner, rank=identity.rank, pod_uid=identity.pod_uid, nonce=identity.nonce),
         world_size=context.world_size,
         deadline_s=context.join_deadline_s,
         restore=context.checkpoint is not None,
+        sleep=pod.stop.sleep,
     )
     # Only now: this is the present epoch, so whatever trainer there is belongs to one that is over.
     lock = _trainer_lock(pod)
-    epoch, step = restore(pod.store, epoch, pod.workspace.restored, pod.output)
+    first_start: float | None = None
+    while True:
+        try:
+            epoch, step = restore(pod.store, epoch, pod.workspace.restored, pod.output, identity.rank)
+            pod.stop.check()
+            first_start = first_start or time.monotonic()
+            _train_in(pod, log, epoch, step, lock, first_start)
+            return
+        except Renamed as news:
+            pod.output.say(f"training is interrupted: {news}")
+            epoch = epoch.restart()
+            pod.workspace.prepare()
+
+
+def _train_in(pod: Pod, log: RunLog, epoch: Epoch, step: int | None, lock: TrainerLock | None, start: float) -> None:
+    """
+    One epoch, to the end of the run.
+
+    :raises Renamed: to the end of the epoch only.
+    """
+    context = pod.context
     where = "from the beginning" if step is None else f"from checkpoint {step}"
     pod.output.say(f"training starts {where} (generation {context.generation}, log record {epoch.number})")
-    _write_trainer_file(pod, epoch, step)
+    write_trainer_file(pod, epoch, step)
+    peers = Peers(pod.store, epoch, context.world_size)
     uploader = Uploader(
         store=pod.store,
         workspace=pod.workspace,
         epoch=epoch,
         keep=context.checkpoint.keep if context.checkpoint else 2,
         output=pod.output,
+        peers=peers,
+        rank=pod.identity.rank,
     )
     uploader.step = step
+    fence = Fence(epoch, pod.stop)
+    watch = Watch(stop=pod.stop, fence=fence, uploader=uploader, run_s=context.run_s, first_start=start)
+    trainer = _start_trainer(pod, step, lock)
+    uploader.start()
+    fence.start()
+    try:
+        try:
+            _run_trainer(pod, trainer, watch, peers, lock)
+            _await_others(pod, watch, peers)
+        except Renamed:
+            uploader.abandon()
+            raise
+        except BaseException:
+            uploader.finish(pod.grace_s if pod.stop.reason else FLUSH_S, peers_s=pod.grace_s)
+            if context.world_size > 1:
+                with suppress(GpuBurstError):  # it says less than what is raised
+                    peers.flushed(succeeded=False)
+            raise
+        uploader.finish(FLUSH_S)
+        if pod.leads:
+            _finish(pod, epoch, uploader.step)
+        else:
+            _await_result(pod, watch, peers, log)
+    finally:
+        fence.end()
+
+
+def _await_others(pod: Pod, watch: Watch, peers: Peers) -> None:
+    """On rank 0: until the other ranks have ended well, and all their parts of checkpoints are in the store."""
+    if pod.leads and pod.others:
+        pod.output.say("the trainer is done on rank 0, waiting for the other ranks")
+        watch.until(lambda: peers.all_succeeded(pod.others))
+
+
+def _await_result(pod: Pod, watch: Watch, peers: Peers, log: RunLog) -> None:
+    """On the other ranks: until rank 0 has finished the run, since a replaced rank 0 would need this one again."""
+    pod.output.say(f"the trainer is done on rank {pod.identity.rank}, waiting for rank 0")
+    watch = replace(watch, uploader=None)
+
+    def tell() -> bool:
+        peers.flushed(succeeded=True)
+        return True
+
+    watch.until(tell)
+    watch.until(lambda: pod.context.generation in log.read().finishes)
+
+
+def _start_trainer(pod: Pod, step: int | None, lock: TrainerLock | None) -> TrainerProcess:
+    working_dir = pod.context.working_dir
     trainer = TrainerProcess(
         pod.command,
-        cwd=Path(context.working_dir) if context.working_dir else pod.workspace.root,
-        env={**pod.env, **context.env, **_variables(pod, step)},
+        cwd=Path(working_dir) if working_dir else pod.workspace.root,
+        env=environment(pod, step),
         output=pod.output,
         pass_fds=[lock.fd] if lock else [],
     )
     write_json(pod.workspace.started_file, {"pid": trainer.pid, "at": time.time()})
-    uploader.start()
+    return trainer
+
+
+def _run_trainer(pod: Pod, trainer: TrainerProcess, watch: Watch, peers: Peers, lock: TrainerLock | None) -> None:
+    """
+    Until it exits with 0; then nothing of it is left.
+
+    :raises GpuBurstError: it failed, or had to be ended.
+    """
+    several = pod.context.world_size > 1
     try:
-        _watch(pod, trainer, epoch, uploader)
+        status = watch.until_exit(trainer, pod.grace_s)
     finally:
         trainer.close()
         if lock:
-            end_trainers(lock.path, identity.owner)
-        uploader.finish(pod.grace_s if pod.stop.reason else FLUSH_S)
-    _finish(pod, epoch, uploader.step)
+            end_trainers(lock.path, pod.identity.owner)
+        elif several:
+            end_workspace(pod.workspace.root)  # torchrun's workers lead sessions of their own, and hold the GPUs
+    if several:
+        with suppress(GpuBurstError):  # it only saves the others a minute
+            peers.exited(status)
+    if status == 0:
+        return
+    if several:
+        pod.output.say(f"the trainer {describe_exit(status)}; is it because another rank was lost?")
+    raise watch.failure(status, lambda: peers.all_exited(peers.others(pod.identity.rank)))
 
 
 def _verify_pins(pod: Pod) -> None:
@@ -166,82 +198,6 @@ def _trainer_lock(pod: Pod) -> TrainerLock | None:
     if lock.acquire():
         pod.output.say("a trainer that an earlier start left behind was ended")
     return lock
-
-
-def _variables(pod: Pod, step: int | None) -> dict[str, str]:
-    """What a trainer that is no Python finds in its environment; `context()` has the same and more."""
-    variables = {
-        ENV_WORKSPACE: str(pod.workspace.root),
-        "GPU_BURST_MODEL_DIR": str(pod.workspace.model),
-        "GPU_BURST_RESULT_FILE": str(pod.workspace.result_file),
-        "GPU_BURST_PARAMS": json.dumps(dict(pod.context.params)),
-        "RANK": str(pod.identity.rank),
-        "WORLD_SIZE": str(pod.context.world_size),
-    }
-    if step is not None:
-        variables |= {"GPU_BURST_RESTORED_DIR": str(pod.workspace.restored), "GPU_BURST_RESTORED_STEP": str(step)}
-    for name, pin in pod.context.inputs.items():
-        variables |= {
-            f"GPU_BURST_INPUT_{name.upper()}_TABLE": pin.table,
-            f"GPU_BURST_INPUT_{name.upper()}_SNAPSHOT_ID": pin.snapshot_id,
-        }
-    return variables
-
-
-def _write_trainer_file(pod: Pod, epoch: Epoch, step: int | None) -> None:
-    context = pod.context
-    write_json(
-        pod.workspace.trainer_file,
-        {
-            "params": dict(context.params),
-            "inputs": {name: pin.to_dict() for name, pin in context.inputs.items()},
-            "catalogs": {name: dict(values) for name, values in context.catalogs.items()},
-            "rank": pod.identity.rank,
-            "world_size": context.world_size,
-            "restored_step": step,
-            "run": {**context.run_key.to_dict(), "generation": context.generation, "epoch": epoch.number},
-        },
-    )
-
-
-def _watch(pod: Pod, trainer: TrainerProcess, epoch: Epoch, uploader: Uploader) -> None:
-    """
-    Until the trainer exits with 0.
-
-    :raises GpuBurstError: it failed, or had to be ended.
-    """
-    stop, run_s = pod.stop, pod.context.run_s
-    deadline = None if run_s is None else time.monotonic() + run_s
-    fence = threading.Thread(target=_poll_fence, args=(epoch, stop), name="gpu-burst-fence", daemon=True)
-    fence.start()
-    while (status := trainer.wait(0.1)) is None:
-        if uploader.error is not None:
-            stop.because(uploader.error)
-        elif not uploader.is_alive():
-            stop.because(CheckpointError("the upload of checkpoints ended unexpectedly; see the run's output"))
-        if deadline is not None and time.monotonic() > deadline:
-            stop.because(RunFailed(f"the run timeout of {run_s:.0f} s has passed", reason="RunTimeout"))
-        if stop.reason is not None:
-            # Fenced: a successor trains already, every second of ours is waste.
-            trainer.end(1.0 if isinstance(stop.reason, Fenced) else pod.grace_s)
-            raise stop.reason
-    if stop.reason is not None:
-        raise stop.reason
-    stop.event.set()
-    if status != 0:
-        raise RunFailed(
-            f"the trainer {describe_exit(status)}", code=int(ExitCode.TRAINER_FAILED), reason="TrainerFailed"
-        )
-
-
-def _poll_fence(epoch: Epoch, stop: Stop) -> None:
-    while not stop.event.wait(FENCE_POLL_S):
-        try:
-            epoch.check()
-        except Fenced as error:
-            stop.because(error)
-        except Exception:
-            continue  # cannot tell; the next look may
 
 
 def _check_result(data: bytes) -> None:

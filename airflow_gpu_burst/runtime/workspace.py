@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airflow_gpu_burst.contract import ENV_SCRATCH
+from airflow_gpu_burst.errors import SpecError
+
 ENV_WORKSPACE = "GPU_BURST_WORKSPACE"
 """Tells the trainer where its workspace is."""
 
@@ -71,52 +74,81 @@ class Workspace:
         return self.root / "checkpoint" / f"{step:012d}"
 
     def prepare(self) -> None:
-        """Make the folders; what an earlier start left half done goes."""
-        for name in ("checkpoint", "ready", "restored", "model"):
-            shutil.rmtree(self.root / name, ignore_errors=True)
-        for file in (self.result_file, self.started_file, self.spool_file):
-            file.unlink(missing_ok=True)
-        for folder in (self.root / "checkpoint", self.ready_folder, self.model):
-            folder.mkdir(parents=True, exist_ok=True)
+        """
+        Make the folders; what an earlier start or epoch left goes, ready checkpoints included.
 
-    def mark_ready(self, step: int, metrics: Mapping[str, Any]) -> None:
+        :raises SpecError: the folder cannot be written.
+        """
+        try:
+            for name in ("checkpoint", "ready", "restored", "model"):
+                _remove(self.root / name)
+            for file in (self.result_file, self.started_file, self.spool_file, self.trainer_file):
+                file.unlink(missing_ok=True)
+            for folder in (self.root / "checkpoint", self.ready_folder, self.model):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.root, error) from error
+
+    def mark_ready(self, step: int, metrics: Mapping[str, Any], *, alone: bool = False) -> None:
         """
         Say that the checkpoint of `step` is complete: its folder moves away from the trainer.
 
         What the trainer writes for that step later is another checkpoint; the two never mix.
+
+        :param alone: no other rank has a part of it.
         """
         name = f"{time.time_ns():020d}-{step:012d}"
-        write_json(self._metrics(name), dict(metrics))
+        write_json(self._about(name), {"metrics": dict(metrics), "alone": alone})
         self.checkpoint(step).rename(self.ready_folder / name)
 
     def ready(self) -> list[Ready]:
         """Checkpoints that are complete and not yet dropped, in the order in which they became so."""
-        return [
-            Ready(step=int(folder.name.partition("-")[2]), folder=folder)
-            for folder in sorted(self.ready_folder.iterdir())
-            if folder.is_dir()
-        ]
-
-    def metrics(self, ready: Ready) -> dict[str, Any]:
-        """The numbers that came with a checkpoint."""
-        values: dict[str, Any] = json.loads(self._metrics(ready.folder.name).read_text(encoding="utf-8"))
-        return values
+        found = []
+        for folder in sorted(self.ready_folder.iterdir()):
+            if folder.is_dir():
+                about = json.loads(self._about(folder.name).read_text(encoding="utf-8"))
+                found.append(Ready(step=int(folder.name.partition("-")[2]), folder=folder, **about))
+        return found
 
     def drop(self, ready: Ready) -> None:
         """Remove a checkpoint that is in the store."""
         shutil.rmtree(ready.folder, ignore_errors=True)
-        self._metrics(ready.folder.name).unlink(missing_ok=True)
+        self._about(ready.folder.name).unlink(missing_ok=True)
 
-    def _metrics(self, name: str) -> Path:
+    def _about(self, name: str) -> Path:
         return self.ready_folder / f"{name}.json"
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A complete checkpoint on its way to the store."""
+    """
+    A complete checkpoint on its way to the store.
+
+    :param metrics: the numbers that came with it.
+    :param alone: no other rank has a part of it.
+    """
 
     step: int
     folder: Path
+    metrics: dict[str, Any]
+    alone: bool
+
+
+def unwritable(folder: Path, error: OSError) -> SpecError:
+    """What to say when the scratch folder cannot be used."""
+    return SpecError(
+        f"the scratch folder {folder} cannot be written ({error.strerror or error}). Mount a volume there that user "
+        f"{os.getuid()} may write, with room for two checkpoints (an emptyDir will do), or name another folder in "
+        f"{ENV_SCRATCH}"
+    )
+
+
+def _remove(path: Path) -> None:
+    """A folder, a file or a link, whatever an earlier start left; nothing there is fine."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, data: Any) -> None:

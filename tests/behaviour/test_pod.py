@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from airflow_gpu_burst import contract, runs
 from airflow_gpu_burst.cli import main
 from airflow_gpu_burst.contract import PodContext
-from airflow_gpu_burst.errors import ExitCode
+from airflow_gpu_burst.errors import ExitCode, RunFailed
 from airflow_gpu_burst.runlog import RunLog, open_generation
 from airflow_gpu_burst.spec import RunSpec, TablePin
 from airflow_gpu_burst.store import StoreConfig, open_store
@@ -50,13 +51,14 @@ class Pod:
 
     def run(self, *command: str, **changes: str) -> tuple[int, dict[str, Any]]:
         """Exit code and last word."""
+        env = {**self.env, **changes}
         done = subprocess.run(
             [sys.executable, "-m", "airflow_gpu_burst.cli", "run", "--", *command],
-            env={**self.env, **changes},
+            env=env,
             stdout=subprocess.DEVNULL,
             check=False,
         )
-        return done.returncode, json.loads((self.home / "last-word.json").read_text())
+        return done.returncode, json.loads(Path(env[contract.ENV_TERMINATION_FILE]).read_text())
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def pod(tmp_path: Path) -> Pod:
 
 def test_success(pod: Pod) -> None:
     assert pod.run("true")[0] == ExitCode.OK
-    assert not (pod.home / "scratch").exists()
+    assert not list((pod.home / "scratch").iterdir())
 
 
 def test_a_second_start_after_the_result_does_nothing_and_is_no_failure(pod: Pod) -> None:
@@ -151,7 +153,7 @@ time.sleep(60)
     observation, lines = lab.wait(handle)
     assert (observation.code, observation.reason) == (ExitCode.RETRY_MAY_HELP, "Terminated")
     assert [c.step for c in RunLog(lab.site.store, KEY.prefix).read().commits] == [1, 99], lines
-    with pytest.raises(runs.verbs.RunFailed) as caught:
+    with pytest.raises(RunFailed) as caught:
         runs.collect(lab.site, handle, observation)
     assert caught.value.retryable
 
@@ -167,3 +169,77 @@ def test_a_pin_that_cannot_be_verified_starts_no_trainer(pod: Pod) -> None:
     marker = pod.home / "trained"
     code, word = pod.run("touch", str(marker), **pod.context(data))
     assert code != ExitCode.OK and not marker.exists(), word
+
+
+def test_sigterm_ends_a_run_with_its_last_checkpoint_in_the_store_and_exit_code_4(pod: Pod) -> None:
+    """A drained node: also a trainer that does not listen loses nothing that was ready."""
+    body = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(ctx.checkpoint_folder(7) / "state").write_bytes(b"x" * 50_000_000)
+ctx.ready(7)
+print("saved", flush=True)
+time.sleep(60)
+"""
+    command = trainer(body).command
+    with subprocess.Popen(
+        [sys.executable, "-m", "airflow_gpu_burst.cli", "run", "--", *command],
+        env={**pod.env, contract.ENV_GRACE: "2"},
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        while b"saved" not in process.stdout.readline():
+            pass
+        began = time.monotonic()
+        process.terminate()
+        process.stdout.read()
+        assert process.wait(20) == ExitCode.RETRY_MAY_HELP
+    assert time.monotonic() - began < 2 * 2 + 5, "a pod has twice the grace time and some seconds"
+    assert json.loads((pod.home / "last-word.json").read_text())["reason"] == "Terminated"
+    assert [commit.step for commit in RunLog(pod.store, KEY.prefix).read().commits] == [7]
+
+
+def test_a_scratch_folder_that_cannot_be_written_is_said_before_training(pod: Pod) -> None:
+    (pod.home / "file").write_text("in the way")
+    code, word = pod.run("true", **{contract.ENV_SCRATCH: str(pod.home / "file")})
+    assert code == ExitCode.REQUEST_WRONG and "Mount a volume there" in word["message"]
+
+
+def test_pods_that_share_a_scratch_folder_do_not_meet(pod: Pod) -> None:
+    """A host path on the node's NVMe: another pod's files are left alone, those of a dead start of this pod go."""
+    other = pod.home / "scratch" / "other-pod"
+    left = pod.home / "scratch" / "this-pod" / "restored"
+    for folder in (other, left):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+    script = 'test ! -e restored/file && pwd > "$GPU_BURST_MODEL_DIR/../../seen"'
+    code, word = pod.run("sh", "-c", script, **{contract.ENV_POD_UID: "this-pod"})
+    assert code == ExitCode.OK, word
+    assert (pod.home / "scratch" / "seen").read_text().strip() == str(left.parent)
+    assert (other / "file").exists() and not left.parent.exists()
+
+
+def test_the_last_word_is_written_into_a_file_that_cannot_be_replaced(pod: Pod) -> None:
+    """As a kubelet mounts it: a file in a folder that takes no other."""
+    folder = pod.home / "mounted"
+    folder.mkdir()
+    word = folder / "termination-log"
+    word.touch()
+    (folder / f".{word.name}.tmp").mkdir()  # what a rename would begin with does not work
+    assert pod.run("false", **{contract.ENV_TERMINATION_FILE: str(word)})[0] == ExitCode.TRAINER_FAILED
+    assert json.loads(word.read_text())["reason"] == "TrainerFailed"
+
+
+def test_a_bug_of_ours_is_in_the_output_with_its_traceback(pod: Pod) -> None:
+    """Nobody foresaw a trainer that removes the folder of its model."""
+    spec = RunSpec(command=("true",), publish="m")
+    env = pod.context(PodContext.of(spec, run_key=KEY, generation=1, catalogs={}).to_bytes())
+    command = ["sh", "-c", 'rmdir "$GPU_BURST_MODEL_DIR"']
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow_gpu_burst.cli", "run", "--", *command],
+        env=env,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.UNCATEGORISED and b"Traceback" in done.stdout
+    spooled = b"".join(pod.store.get(entry.key) for entry in pod.store.list(f"{KEY.prefix}/output/"))
+    assert spooled == done.stdout and not done.stderr

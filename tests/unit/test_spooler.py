@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import logging
+import os
+import sys
 import threading
+import traceback
 from pathlib import Path
+
+import pytest
 
 from airflow_gpu_burst.errors import StoreUnavailable
 from airflow_gpu_burst.runtime.output import Output, Spooler, chunk_key, send_rest
@@ -72,3 +80,67 @@ def test_our_own_lines_never_stand_in_the_middle_of_another(tmp_path: Path) -> N
     output.say("again")
     output.close()
     assert output.path.read_text() == "half a li\ngpu-burst: hello\nwhole\ngpu-burst: again\n"
+
+
+def test_file_and_stdout_begin_with_the_same_header(tmp_path: Path) -> None:
+    mirror = io.BytesIO()
+    output = Output(tmp_path / "output.log", mirror, b"gpu-burst: output s rank 0 of 1\n")
+    output.write(b"line\n")
+    output.close()
+    assert output.path.read_bytes() == mirror.getvalue() == b"gpu-burst: output s rank 0 of 1\nline\n"
+    assert output.tail() == ["line"]
+
+
+def test_what_we_say_on_stderr_goes_the_same_way(tmp_path: Path) -> None:
+    before = sys.stderr
+    output = Output(tmp_path / "output.log", mirror := io.BytesIO())
+    with output.capture_stderr():
+        output.write(b"half a li")
+        sys.stderr.write("care")
+        sys.stderr.write("ful\n")
+        output.write(b"next\n")
+        try:
+            raise ValueError("\udcff broken")
+        except ValueError:
+            traceback.print_exc()
+        logger = logging.getLogger("test_spooler")
+        logger.addHandler(handler := logging.StreamHandler())
+        logger.error("logged")
+        sys.stderr.write("unfinished")
+    logger.removeHandler(handler)
+    output.close()
+    handler.stream.write("too late\n")
+    assert sys.stderr is before
+    text = output.path.read_text()
+    assert text.encode() == mirror.getvalue()
+    assert text.startswith("half a li\n") and "\ncareful\n" in text and "\nnext\nTraceback" in text
+    assert "ValueError: \\udcff broken\n" in text and text.endswith("logged\nunfinished\n")
+
+
+def test_a_full_disk_leaves_a_hole_and_every_later_byte_at_its_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = io.BytesIO()
+    output = Output(tmp_path / "output.log", mirror)
+    write, room = os.pwrite, 10**9
+
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        nonlocal room
+        if room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        part = data[:room]
+        room -= len(part)
+        return write(fd, part, offset)
+
+    monkeypatch.setattr("os.pwrite", pwrite)
+    output.write(b"before\n")
+    room = 5
+    output.write(b"12345" + b"l" * 95 + b"\n")
+    output.write(b"m" * 100 + b"\n")
+    room = 10**9
+    output.write(b"after\n")
+    output.close()
+    kept, live = output.path.read_bytes(), mirror.getvalue()
+    assert len(kept) == len(live) == 7 + 101 + 101 + 6
+    assert kept.startswith(b"before\n12345\ngpu-burst: 197 bytes of output lost, disk full\n\0\0")
+    assert kept.endswith(b"\0after\n") and live.endswith(b"m\nafter\n")
