@@ -12,6 +12,6 @@ may use an S3 client.
 
 from airflow_gpu_burst.store.config import StoreConfig, open_store
 from airflow_gpu_burst.store.interface import Entry, Store, check_key
-from airflow_gpu_burst.store.probe import probe_conditions
+from airflow_gpu_burst.store.probe import assure_conditions, probe_conditions
 
-__all__ = ["Entry", "Store", "StoreConfig", "check_key", "open_store", "probe_conditions"]
+__all__ = ["Entry", "Store", "StoreConfig", "assure_conditions", "check_key", "open_store", "probe_conditions"]

@@ -13,6 +13,10 @@ from airflow_gpu_burst.store.interface import Store
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
+CONDITIONS_HOLD_S = 7 * 86400.0
+"""How long a store is believed to honour conditions: it may be upgraded or moved."""
+
+_ANSWER = "probe/conditions"
 _REPEATS = 5  # of one writer whose answer was lost
 
 
@@ -35,6 +39,22 @@ def probe_conditions(store: Store, *, writers: int = 4, rounds: int = 6) -> None
             finally:
                 with suppress(StoreError):
                     store.delete(key)
+
+
+def assure_conditions(store: Store, *, now: float) -> None:
+    """
+    Raise StoreError unless the store was seen to honour conditions: asked with `probe_conditions` at most once in
+    CONDITIONS_HOLD_S, since that is some fifty requests; the answer is kept in the store.
+
+    :param now: wall clock, seconds since the epoch.
+    """
+    try:
+        asked = float(store.get(_ANSWER))
+    except (ObjectMissing, ValueError):
+        asked = 0.0
+    if not 0 <= now - asked < CONDITIONS_HOLD_S:
+        probe_conditions(store)
+        store.put(_ANSWER, str(now).encode())
 
 
 def _race(store: Store, key: str, pool: ThreadPoolExecutor, writers: int) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_burst.runs.output import MAX_LINE, LineAssembler
+from airflow_gpu_burst.runs.lines import MAX_LINE, LineAssembler
 
 
 def lines_of(*pieces: bytes) -> list[str]:
