@@ -34,7 +34,10 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "triggers": [{"integration-name": "GPU Burst", "python-modules": ["airflow_gpu_burst.triggers.gpu_job"]}],
-        "extra-links": ["airflow_gpu_burst.operators.links.RunInStoreLink"],
+        "extra-links": [
+            f"airflow_gpu_burst.operators.links.{name}"
+            for name in ("RunInStoreLink", "JobLink", "LogsLink", "ReportLink")
+        ],
         "connection-types": [_GPU_CLUSTER, _OBJECT_STORE, _ICEBERG_LAKE],
     }
 
@@ -43,23 +46,70 @@ def _field(label: str, description: str = "", **schema: Any) -> dict[str, Any]:
     return {"label": label, "description": description, "schema": {"type": ["string", "null"], **schema}}
 
 
+def _number(label: str, description: str, kind: str = "number") -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": [kind, "null"], "minimum": 0}}
+
+
+def _switch(label: str, description: str) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": ["boolean", "null"], "default": False}}
+
+
 _GPU_CLUSTER: dict[str, Any] = {
     "connection-type": "gpu_cluster",
     "hook-class-name": "airflow_gpu_burst.hooks.gpu_cluster.GpuClusterHook",
     "hook-name": "GPU cluster",
-    "ui-field-behaviour": {"hidden-fields": ["host", "port", "login", "password", "schema"], "relabeling": {}},
+    "ui-field-behaviour": {
+        "hidden-fields": ["port", "login", "password", "schema"],
+        "relabeling": {"host": "API server"},
+        "placeholders": {"host": "https://api.gpu.example.com:6443, with a token; empty with a kubeconfig"},
+    },
+    # env_from, run_as and pull_with are names, not secrets. Airflow hides the value of every extra whose own name has
+    # "secret" or "service_account" in it: a Secret called gpu-burst would turn that word into *** in every log.
     "conn-fields": {
-        "route": _field("Route", "How jobs get there.", enum=["local"], default="local"),
-        "platform": _field("Platform", "What its GPU nodes look like, e.g. b300. Empty: local."),
-        "queue": _field("Queue", "Kueue LocalQueue. Not used by the local route."),
-        "namespace": _field("Namespace", "Of the jobs. Not used by the local route."),
+        "route": _field(
+            "Route",
+            "How jobs get there. Empty: direct when an API server is named below, else local.",
+            enum=["", "local", "direct"],
+            default="",
+        ),
+        "site": _field("Site", "What people call it, in notes and lists of runs. Empty: the connection id."),
+        "namespace": _field("Namespace", "Of the jobs. Empty: the kubeconfig's, or default."),
+        "queue": _field("Queue", "Kueue LocalQueue. Empty: jobs are not queued."),
+        "platform": _field("Platform", "What its GPU nodes look like, e.g. b300. Empty: generic, or local."),
         "store_conn_id": _field("Store connection", "Empty: object_store_default."),
+        "kubeconfig": _field("Kubeconfig", "Its text, YAML or JSON.", format="password"),
+        "kubeconfig_path": _field("Kubeconfig file", "Instead of the text: a path on workers and triggerers."),
+        "context": _field("Context", "Of the kubeconfig. Empty: its current one."),
+        "in_cluster": _switch("In the cluster", "Airflow runs in it: use the pod's own account."),
+        "token": _field("Token", "Bearer token for the API server above.", format="password"),
+        "ca": _field("Certificate authority", "Of the API server: PEM text or a path.", format="multiline"),
+        "disable_verify_ssl": _switch("Trust any certificate", "Anyone on the way can then read the token."),
+        "image": _field("Image", "For requests that name none."),
+        "working_dir": _field("Working folder", "Where the image keeps the trainers. Empty: what the request says."),
+        "run_as": _field("Service account", "Of the pods. Empty: the namespace's default."),
+        "env_from": _field("Secret", "Kubernetes Secret with the keys to store and catalogs. Empty: gpu-burst."),
+        "runtime_image": _field(
+            "Runtime image", "Its /opt/gpu-burst is copied into pods whose image lacks the runtime."
+        ),
+        "pull_with": _field("Image pull secrets", "Names, with commas between them."),
+        "image_pull_policy": _field(
+            "Image pull policy",
+            "Empty: the cluster's own rule.",
+            enum=["", "Always", "IfNotPresent", "Never"],
+            default="",
+        ),
+        "restarts": _number("Restarts", "Pods of a run that may fail and be replaced. Empty: 3.", "integer"),
+        "keep_finished_s": _number("Keep finished", "Seconds that a finished job stays. Empty: 3600.", "integer"),
+        "dashboard_url": _field(
+            "Dashboard",
+            "Address of a job with {namespace}, {kind}, {name}, {uid}; becomes a link of tasks.",
+            format="url",
+        ),
+        "logs_url": _field(
+            "Logs", "Address of its collected logs with the same placeholders; becomes a link of tasks.", format="url"
+        ),
         "work_dir": _field("Work folder", "Local route: scratch files of the runs."),
-        "grace_s": {
-            "label": "Grace time",
-            "description": "Seconds between SIGTERM and SIGKILL. Empty: 10.",
-            "schema": {"type": ["number", "null"], "minimum": 0},
-        },
+        "grace_s": _number("Grace time", "Seconds between SIGTERM and SIGKILL. Empty: 10."),
     },
 }
 

@@ -16,13 +16,17 @@ from airflow_gpu_burst import errors, platforms, runs
 from airflow_gpu_burst.compat import airflow_errors, run_key
 from airflow_gpu_burst.errors import ClusterUnreachable, GpuBurstError, SpecError
 from airflow_gpu_burst.hooks.gpu_cluster import GpuClusterHook
-from airflow_gpu_burst.operators.links import RunInStoreLink
+from airflow_gpu_burst.operators import lineage, links, metrics
+from airflow_gpu_burst.operators.links import JobLink, LogsLink, ReportLink, RunInStoreLink
+from airflow_gpu_burst.runs.output import ranks_wanted
 from airflow_gpu_burst.spec import Checkpointing, RunSpec, TablePin, Timeouts
 from airflow_gpu_burst.state import Handle, Observation, Phase
+from airflow_gpu_burst.workloads import parse_manifest
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+MANIFEST_FILES = (".yaml", ".yml", ".json")
 HANDLE_KEY = "gpu_burst_handle"
 """Under this key the handle is kept in Airflow's task_state_store: a cache for people and tools, the run log is the
 truth."""
@@ -37,12 +41,15 @@ class GpuJobOperator(BaseOperator):
     running task by hand ends the run.
 
     :param command: the trainer's argv, e.g. `["python", "-m", "trainers.yield_rca"]`.
-    :param image: container image; not used by the local route.
+    :param manifest: instead of command and image, a Job or JobSet of your own: a dict, YAML text, or the name of a
+        `.yaml`, `.yml` or `.json` file in the DAG's folder (a template). It is submitted as it is, but for its name and
+        the labels and annotations that mark it as this run's.
+    :param image: container image; empty: the connection's. Not used by the local route.
     :param gpus: GPUs in all: up to one node any number, beyond that whole nodes.
     :param inputs: name → what PinSnapshotOperator returned (`pin.output`).
     :param trainer_params: JSON-safe values, the trainer's `context().params`.
     :param env: plain environment of the trainer; never a secret.
-    :param working_dir: folder that the command runs in.
+    :param working_dir: folder that the command runs in; a connection's own (where its image keeps the trainers) wins.
     :param checkpoints: how many stay restorable (at least 2); 0: the run keeps none.
     :param publish: name under which the trainer's model is published; empty: not at all.
     :param platform: None: the connection's.
@@ -55,13 +62,15 @@ class GpuJobOperator(BaseOperator):
     :param gpu_conn_id: connection of the cluster. Another cluster or route is another connection, nothing else.
     :param store_conn_id: connection of the store; None: the one that the cluster's connection names.
     :param deferrable: wait in the triggerer (default) rather than on a worker slot.
-    :param poll_interval: seconds between two looks.
+    :param logs: whose lines go into the task's log: `all` pods', `rank0`, `none`, or ranks such as `0,4-7`.
+    :param poll_interval: seconds between two looks, where the route does not say by itself that something changed.
     :returns: dict with `run_key`, `generation`, `seconds`, `result`, `result_key`, `model_key`, `model_name`,
         `model_version`.
     """
 
     template_fields: Sequence[str] = (
         "command",
+        "manifest",
         "image",
         "gpus",
         "inputs",
@@ -76,13 +85,14 @@ class GpuJobOperator(BaseOperator):
         "store_conn_id",
     )
     template_fields_renderers = {"trainer_params": "json", "inputs": "json", "env": "json", "command": "json"}
-    operator_extra_links = (RunInStoreLink(),)
+    operator_extra_links = (RunInStoreLink(), JobLink(), LogsLink(), ReportLink())
     ui_color = "#d8e8c8"
 
     def __init__(
         self,
         *,
-        command: Sequence[str],
+        command: Sequence[str] = (),
+        manifest: Mapping[str, Any] | str | None = None,
         image: str = "",
         gpus: int | str = 0,
         inputs: Mapping[str, Any] | None = None,
@@ -100,11 +110,13 @@ class GpuJobOperator(BaseOperator):
         gpu_conn_id: str = GpuClusterHook.default_conn_name,
         store_conn_id: str | None = None,
         deferrable: bool = True,
+        logs: str = "all",
         poll_interval: float = 2.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.command = command
+        self.manifest = manifest
         self.image = image
         self.gpus = gpus
         self.inputs = inputs or {}
@@ -122,8 +134,19 @@ class GpuJobOperator(BaseOperator):
         self.gpu_conn_id = gpu_conn_id
         self.store_conn_id = store_conn_id
         self.deferrable = deferrable
+        self.logs = logs
         self.poll_interval = poll_interval
         self._ended = threading.Event()
+        self._news: threading.Event | None = None
+        self._made: Mapping[str, Any] | None = None
+        self._store_uri = ""
+
+    def resolve_template_files(self) -> None:
+        """Only `manifest` may name a template file: an argument of the command that ends in `.yaml` is none."""
+        if isinstance(self.manifest, str) and self.manifest.endswith(MANIFEST_FILES) and "\n" not in self.manifest:
+            environment = self.get_template_env()
+            assert environment.loader is not None
+            self.manifest = environment.loader.get_source(environment, self.manifest)[0]
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt, then wait: in the triggerer, or here when not deferrable."""
@@ -135,23 +158,26 @@ class GpuJobOperator(BaseOperator):
                 site, spec=spec, run_key=run_key(context), max_tries=ti.max_tries, try_number=ti.try_number
             )
             self._announce(context, site, handle)
+            ranks = site.route.ranks_of(spec)
             if runs.finished(site, handle):
-                for line in runs.unprinted(site.store, handle):
+                for line in runs.unprinted(site.store, handle, ranks=ranks, logs=self.logs):
                     self.log.info("%s", line)
-                return runs.collect(site, handle).to_dict()
-            submitted_at = time.time()
+                return self._outcome(context, site, handle, runs.collect(site, handle))
+            wait: dict[str, Any] = {
+                "submitted_at": time.time(),
+                "ranks": ranks,
+                "logs": self.logs,
+                "spooled": spec.manifest is None,
+            }
             if self._ended.is_set():
                 raise self._told_to_end(context, site, handle)
             if not self.deferrable:
-                return self._wait(context, site, handle, spec.timeouts, submitted_at)
+                return self._wait(context, site, handle, spec.timeouts, wait)
         from airflow_gpu_burst.triggers.gpu_job import GpuJobTrigger
 
         self.defer(
             trigger=GpuJobTrigger(
-                handle=handle.to_json(),
-                timeouts=asdict(spec.timeouts),
-                submitted_at=submitted_at,
-                poll_interval=self.poll_interval,
+                handle=handle.to_json(), timeouts=asdict(spec.timeouts), poll_interval=self.poll_interval, **wait
             ),
             method_name="execute_complete",
         )
@@ -164,7 +190,7 @@ class GpuJobOperator(BaseOperator):
                 raise _from_event(event)
             site = self._site({})
             observation = Observation(**{**event["observation"], "phase": Phase(event["observation"]["phase"])})
-            return self._conclude(site, handle, observation, event["timeout"])
+            return self._conclude(context, site, handle, observation, event["timeout"])
 
     def on_kill(self) -> None:
         """
@@ -172,23 +198,47 @@ class GpuJobOperator(BaseOperator):
         loop, which asks Airflow.
         """
         self._ended.set()
+        if self._news is not None:
+            self._news.set()
 
-    def _wait(self, context: Context, site: runs.Site, handle: Handle, timeouts: Timeouts, submitted_at: float) -> Any:
+    def get_openlineage_facets_on_start(self) -> Any:
+        """For the OpenLineage provider: the pinned tables, with their snapshots as versions."""
+        return lineage.facets(self.inputs.values())
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """The same, and the model that was published."""
+        return lineage.facets(self.inputs.values(), outcome=self._made, store_uri=self._store_uri)
+
+    def _wait(
+        self, context: Context, site: runs.Site, handle: Handle, timeouts: Timeouts, wait: Mapping[str, Any]
+    ) -> Any:
+        news = threading.Event()
+        self._news = news
         follower = runs.Follower(
-            store=site.store, route=site.route, handle=handle, timeouts=timeouts, submitted_at=submitted_at
+            store=site.store,
+            route=site.route,
+            handle=handle,
+            timeouts=timeouts,
+            wake=news.set,
+            poll_s=self.poll_interval,
+            **wait,
         )
         try:
             while True:
+                news.clear()
                 step = follower.step()
                 for line in [*step.notes, *step.lines]:
                     self.log.info("%s", line)
                 if step.done:
-                    return self._conclude(site, handle, step.observation, step.timeout)
-                if self._ended.wait(self.poll_interval):
+                    return self._conclude(context, site, handle, step.observation, step.timeout)
+                news.wait(max(step.wait_s, 0.1))
+                if self._ended.is_set():
                     raise self._told_to_end(context, site, handle)
         except AirflowTaskTimeout:
             runs.cancel(site, handle, "execution_timeout has passed")
             raise
+        finally:
+            follower.close()
 
     def _told_to_end(self, context: Context, site: runs.Site, handle: Handle) -> GpuBurstError:
         ti = context["ti"]
@@ -202,17 +252,48 @@ class GpuJobOperator(BaseOperator):
         runs.cancel(site, handle, "marked or cleared in Airflow")
         return ClusterUnreachable(f"{handle.name} was cancelled: the task was marked or cleared")
 
-    def _conclude(self, site: runs.Site, handle: Handle, observation: Observation, timeout: str) -> Any:
-        result = runs.collect(site, handle, observation, timeout=timeout)
+    def _conclude(
+        self, context: Context, site: runs.Site, handle: Handle, observation: Observation, timeout: str
+    ) -> Any:
+        try:
+            result = runs.collect(site, handle, observation, timeout=timeout)
+        except GpuBurstError:
+            self._report_phases(context, site, handle)
+            raise
+        return self._outcome(context, site, handle, result)
+
+    def _outcome(self, context: Context, site: runs.Site, handle: Handle, result: runs.RunResult) -> Any:
         self.log.info("%s finished in %.1f s %s", handle.name, result.seconds, result.model_key)
-        return result.to_dict()
+        self._made = outcome = result.to_dict()
+        self._store_uri = site.store.uri
+        for key, address in links.of_result(outcome, site.console_url).items():
+            context["ti"].xcom_push(key=key, value=address)
+        self._report_phases(context, site, handle)
+        return outcome
+
+    def _report_phases(self, context: Context, site: runs.Site, handle: Handle) -> None:
+        status = runs.read_status(site.store, handle)
+        if status is not None:
+            metrics.report_phases(
+                context["ti"],
+                status.durations(time.time()),
+                cluster=status.cluster or handle.connection,
+                queue=status.queue,
+            )
 
     def _announce(self, context: Context, site: runs.Site, handle: Handle) -> None:
         self.log.info("%s: generation %d of %s", handle.name, handle.generation, handle.run_key)
+        if handle.namespace:
+            self.log.info("kubectl -n %s describe %s %s", handle.namespace, handle.kind.lower(), handle.name)
         self.log.info("its log, checkpoints, output and result: %s/%s/", site.store.uri, handle.run_key.prefix)
-        if site.console_url:
-            link = f"{site.console_url.rstrip('/')}/{handle.run_key.prefix}/"
-            context["ti"].xcom_push(key=RunInStoreLink().xcom_key, value=link)
+        found = links.of_submission(
+            handle,
+            run_url=links.store_address(site.console_url, f"{handle.run_key.prefix}/"),
+            dashboard_url=site.dashboard_url,
+            logs_url=site.logs_url,
+        )
+        for key, address in found.items():
+            context["ti"].xcom_push(key=key, value=address)
         if (cache := context.get("task_state_store")) is not None:
             cache.set(HANDLE_KEY, handle.to_json())
 
@@ -226,9 +307,12 @@ class GpuJobOperator(BaseOperator):
         gpus = _whole_number("gpus", self.gpus)
         platform = platforms.load(self.platform or cluster.platform)
         platform.check_gpus(gpus)
+        ranks_wanted(self.logs)
+        manifest = None if self.manifest is None else parse_manifest(self.manifest)
         return RunSpec(
             command=self.command if isinstance(self.command, str) else tuple(self.command),  # type: ignore[arg-type]
-            image=self.image,
+            manifest=manifest,
+            image=self.image or (cluster.image if manifest is None else ""),
             gpus=gpus,
             platform=platform.name,
             queue=cluster.queue if self.queue_name is None else self.queue_name,
@@ -236,7 +320,7 @@ class GpuJobOperator(BaseOperator):
             inputs={name: _pin(name, value) for name, value in self.inputs.items()},
             params=dict(self.trainer_params),
             env=dict(self.env),
-            working_dir=self.working_dir,
+            working_dir=cluster.working_dir or self.working_dir,
             checkpoint=Checkpointing(keep=self.checkpoints) if self.checkpoints else None,
             publish=self.publish,
             timeouts=Timeouts(

@@ -12,6 +12,8 @@ from airflow_gpu_burst.compat import airflow_errors, run_key
 from airflow_gpu_burst.errors import SpecError
 from airflow_gpu_burst.hooks.lake import LakeHook
 from airflow_gpu_burst.lake import pins
+from airflow_gpu_burst.operators import lineage
+from airflow_gpu_burst.spec import TablePin
 
 
 class PinSnapshotOperator(BaseOperator):
@@ -51,6 +53,7 @@ class PinSnapshotOperator(BaseOperator):
         self.ref = ref
         self.as_of = as_of
         self.retention = retention
+        self._pin: TablePin | None = None
         literal = [n for n in ("snapshot_id", "ref", "as_of") if _is_literal(getattr(self, n))]
         if len(literal) > 1:
             raise SpecError(
@@ -68,7 +71,7 @@ class PinSnapshotOperator(BaseOperator):
                 as_of=_given(self.as_of),
                 retention_s=None if self.retention is None else self.retention.total_seconds(),
             )
-            pin = pins.pin(LakeHook(self.lake_conn_id).config(), request, run_key(context))
+            self._pin = pin = pins.pin(LakeHook(self.lake_conn_id).config(), request, run_key(context))
         self.log.info(
             "Pinned %s at snapshot %s of %s (tag %s, held until %s)",
             pin.table,
@@ -78,6 +81,10 @@ class PinSnapshotOperator(BaseOperator):
             pin.expires_at or "released",
         )
         return pin.to_dict()
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """For the OpenLineage provider: the table, with its snapshot as version."""
+        return lineage.facets([self._pin])
 
 
 def _given(value: Any) -> Any:

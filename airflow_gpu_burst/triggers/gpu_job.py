@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,12 @@ POOL_SIZE = 16
 """Looks at once, over all jobs of this triggerer; a look is a few small requests."""
 
 
+BREATH_S = 0.1
+"""Shortest pause between two looks at one run."""
+CONNECTION_EVERY_S = 30.0
+"""How often the connection is read again while the cluster refuses its credentials."""
+
+
 @cache
 def _pool() -> ThreadPoolExecutor:
     # Of our own: asyncio's default pool is shared with everything else in the triggerer.
@@ -32,6 +39,13 @@ def _pool() -> ThreadPoolExecutor:
 
 async def _in_pool(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_pool(), work)
+
+
+async def _pause(news: asyncio.Event, seconds: float) -> None:
+    """Until there is news, or for so long; never less than BREATH_S, so that a flood comes in few steps."""
+    await asyncio.sleep(min(seconds, BREATH_S))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(news.wait(), max(0.0, seconds - BREATH_S))
 
 
 class GpuJobTrigger(BaseTrigger):
@@ -44,17 +58,30 @@ class GpuJobTrigger(BaseTrigger):
     :param handle: a Handle, as JSON.
     :param timeouts: a Timeouts, as a dict of seconds.
     :param submitted_at: wall clock of the submission, seconds since the epoch.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two looks, where the route does not say by itself that something changed.
+    :param ranks: how many pods train together.
+    :param logs: whose lines are printed: `all`, `rank0`, `none`, or ranks such as `0,4-7`.
+    :param spooled: False: a manifest of the user's own, whose pods need not have the runtime.
     """
 
     def __init__(
-        self, handle: str, timeouts: dict[str, float | None], submitted_at: float, poll_interval: float
+        self,
+        handle: str,
+        timeouts: dict[str, float | None],
+        submitted_at: float,
+        poll_interval: float,
+        ranks: int = 1,
+        logs: str = "all",
+        spooled: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.handle = handle
         self.timeouts = timeouts
         self.submitted_at = submitted_at
         self.poll_interval = poll_interval
+        self.ranks = ranks
+        self.logs = logs
+        self.spooled = spooled
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments, JSON-safe."""
@@ -65,6 +92,9 @@ class GpuJobTrigger(BaseTrigger):
                 "timeouts": self.timeouts,
                 "submitted_at": self.submitted_at,
                 "poll_interval": self.poll_interval,
+                "ranks": self.ranks,
+                "logs": self.logs,
+                "spooled": self.spooled,
             },
         )
 
@@ -94,24 +124,48 @@ class GpuJobTrigger(BaseTrigger):
 
     async def _follow(self) -> dict[str, Any]:
         handle = Handle.from_json(self.handle)
-        site = await self._site(handle)
-        follower = Follower(
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            # From a thread of the watch, which may outlive this loop by a moment.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(news.set)
+
+        follower = self._follower(await self._site(handle), handle, wake)
+        read_at = time.monotonic()
+        try:
+            while True:
+                news.clear()
+                step = await _in_pool(follower.step)
+                await self._print([*step.notes, *step.lines])
+                if step.done:
+                    return {"observation": asdict(step.observation), "timeout": step.timeout}
+                if step.refused and time.monotonic() - read_at > CONNECTION_EVERY_S:
+                    follower.close()
+                    follower, read_at = self._follower(await self._site(handle), handle, wake), time.monotonic()
+                await _pause(news, step.wait_s)
+        finally:
+            follower.close()
+
+    def _follower(self, site: Site, handle: Handle, wake: Callable[[], None]) -> Follower:
+        return Follower(
             store=site.store,
             route=site.route,
             handle=handle,
             timeouts=Timeouts(**self.timeouts),
             submitted_at=self.submitted_at,
-            wall=time.time,
+            wake=wake,
+            ranks=self.ranks,
+            logs=self.logs,
+            spooled=self.spooled,
+            poll_s=self.poll_interval,
         )
-        while True:
-            step = await _in_pool(follower.step)
-            for number, text in enumerate([*step.notes, *step.lines]):
-                self.log.info("%s", text)
-                if number % 100 == 99:
-                    await asyncio.sleep(0)  # a flood of lines must not hold up other triggers
-            if step.done:
-                return {"observation": asdict(step.observation), "timeout": step.timeout}
-            await asyncio.sleep(self.poll_interval)
+
+    async def _print(self, lines: list[str]) -> None:
+        for number, text in enumerate(lines):
+            self.log.info("%s", text)
+            if number % 100 == 99:
+                await asyncio.sleep(0)  # a flood of lines must not hold up other triggers
 
     async def _site(self, handle: Handle) -> Site:
         return await afind_site(handle.connection, handle.store_connection)

@@ -151,7 +151,7 @@ def test_a_wrong_request_fails_at_once_and_says_what_is_right(
     ("extra", "says"),
     [
         ({"route": "teleport", "store_conn_id": "store"}, "route 'teleport' of connection 'gpu' is not available"),
-        ({"route": "local", "grace_s": "soon"}, "not a number of seconds"),
+        ({"route": "local", "grace_s": "soon"}, "grace_s=.soon. is not a number"),
     ],
 )
 def test_a_wrong_connection_says_which_extra(airflow: Airflow, extra: dict[str, Any], says: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -45,10 +44,6 @@ CONFLICT = ice.CommitFailedException("409")
 
 def written(lake: Lake) -> list[int]:
     return sorted(row["wafer"] for row in lake.rows())
-
-
-def data_files(path: Path) -> set[str]:
-    return {file.name for file in path.rglob("*.parquet")}
 
 
 def named_files(lake: Lake) -> set[str]:
@@ -122,12 +117,12 @@ class TestLostAnswers:
         assert written(lake) == [1, 2]
 
     @pytest.mark.parametrize("error", [*MAYBE, CONFLICT], ids=lambda e: type(e).__name__)
-    def test_not_committed(self, lake: Lake, faults: Faults, tmp_path: Path, error: Exception) -> None:
+    def test_not_committed(self, lake: Lake, faults: Faults, error: Exception) -> None:
         lake.append(wafers(1))
         faults.play(refused(error), refused(error))
         assert write_once(lake.config, WAFERS, wafers(2), key(), sleep=NoWait()).already is False
         assert written(lake) == [1, 2]
-        assert data_files(tmp_path) == named_files(lake)  # written once, however often it was tried
+        assert lake.data_files() == named_files(lake)  # written once, however often it was tried
 
     def test_a_late_commit_of_an_earlier_attempt_loses(self, lake: Lake, faults: Faults) -> None:
         """The first attempt's commit sits in a queue somewhere and is done after the second one's."""
@@ -181,15 +176,15 @@ class TestLostAnswers:
 
 
 class TestRaces:
-    def test_an_unrelated_append_in_between(self, lake: Lake, faults: Faults, tmp_path: Path) -> None:
+    def test_an_unrelated_append_in_between(self, lake: Lake, faults: Faults) -> None:
         lake.append(wafers(1))
         faults.play(meanwhile(lambda: lake.append(wafers(7))), meanwhile(lambda: lake.append(wafers(8))))
         result = write_once(lake.config, WAFERS, wafers(2), key(), sleep=NoWait())
         assert (result.already, result.snapshot_id) == (False, lake.head())
         assert written(lake) == [1, 2, 7, 8]
-        assert data_files(tmp_path) == named_files(lake)
+        assert lake.data_files() == named_files(lake)
 
-    def test_the_same_run_in_between(self, lake: Lake, faults: Faults, tmp_path: Path) -> None:
+    def test_the_same_run_in_between(self, lake: Lake, faults: Faults) -> None:
         """A zombie try and the retry: the second finds the first's rows and takes its own files away."""
         lake.append(wafers(1))
         theirs: list[WriteResult] = []
@@ -198,14 +193,14 @@ class TestRaces:
         assert ours.already
         assert ours.snapshot_id == theirs[0].snapshot_id
         assert written(lake) == [1, 2]
-        assert data_files(tmp_path) == named_files(lake)
+        assert lake.data_files() == named_files(lake)
 
-    def test_nothing_is_deleted_after_an_unknown_outcome(self, lake: Lake, faults: Faults, tmp_path: Path) -> None:
+    def test_nothing_is_deleted_after_an_unknown_outcome(self, lake: Lake, faults: Faults) -> None:
         lake.append(wafers(1))
         faults.play(refused(MAYBE[3]), meanwhile(lambda: write_once(lake.config, WAFERS, wafers(2), key())))
         assert write_once(lake.config, WAFERS, wafers(2), key(), sleep=NoWait()).already
         assert written(lake) == [1, 2]
-        assert len(data_files(tmp_path) - named_files(lake)) == 1
+        assert len(lake.data_files() - named_files(lake)) == 1
 
     def test_threads_of_one_run_on_an_empty_catalog(self, lake: Lake) -> None:
         results = self._race(lake, [key()] * 6)
