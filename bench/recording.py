@@ -21,7 +21,8 @@ class Row:
 
     :param ours: median.
     :param peer: median of the peer in the same run, or None where the goal is absolute.
-    :param goal: largest ratio (largest value where there is no peer) that meets the claim.
+    :param goal: largest ratio (largest value where there is no peer) that meets the claim; the smallest where more is
+        better.
     :param spread: lowest and highest of ours, then of the peer.
     """
 
@@ -37,11 +38,19 @@ class Row:
 
 
 def row(
-    measure: str, unit: str, ours: Sequence[float], peer: Sequence[float] | None, peer_name: str, goal: float
+    measure: str,
+    unit: str,
+    ours: Sequence[float],
+    peer: Sequence[float] | None,
+    peer_name: str,
+    goal: float,
+    *,
+    more_is_better: bool = False,
 ) -> Row:
     """Medians, their ratio and whether the goal is met."""
     our, their = statistics.median(ours), statistics.median(peer) if peer else None
     ratio = our / their if their else None
+    value = our if ratio is None else ratio
     spread = (min(ours), max(ours), *((min(peer), max(peer)) if peer else ()))
     return Row(
         measure=measure,
@@ -51,7 +60,7 @@ def row(
         peer_name=peer_name,
         ratio=None if ratio is None else round(ratio, 3),
         goal=goal,
-        met=(our if ratio is None else ratio) <= goal,
+        met=value >= goal if more_is_better else value <= goal,
         spread=tuple(round(value, 4) for value in spread),
     )
 

@@ -205,7 +205,9 @@ def test_clearing_after_success_trains_anew_and_keeps_one_set_of_findings(fab: F
 
 def test_every_example_dag_runs(fab: Fab) -> None:
     """Runs last: the pinned table is the one that the tests above have filled."""
-    assert {path.name for path in (ROOT / "example_dags").glob("*.py")} == set(EXAMPLES)
+    from test_cluster import EXAMPLES as ON_A_CLUSTER
+
+    assert {path.name for path in (ROOT / "example_dags").glob("*.py")} == {*EXAMPLES, *ON_A_CLUSTER}
     for dag_id in EXAMPLES.values():
         fab.stack.wait_parsed(dag_id)
     runs = {dag_id: fab.stack.trigger(dag_id) for dag_id in EXAMPLES.values()}
