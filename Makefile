@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3.12 python3.13 python3.11 python3; do \
 JOBS ?= 3
 .DEFAULT_GOAL := help
 
-.PHONY: help demo ui test lint bench test-system clean lock
+.PHONY: help demo ui test lint bench test-system lab-build lab-up lab-down lab-test lab-full reliability clean lock
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,11 +30,34 @@ demo: $(VENV)/.installed-demo  ## the whole round on this machine: pin, train, f
 ui: $(VENV)/.installed-demo  ## a whole Airflow with the example DAG, on http://localhost:8080
 	@$(BIN)/python demo/ui.py
 
-test: $(VENV)/.installed-dev  ## all tests but those that start a real Airflow
-	@$(BIN)/python -m pytest -n $(JOBS) -m 'not system' $(ARGS)
+test: $(VENV)/.installed-dev  ## all tests but those that start a real Airflow or the lab
+	@$(BIN)/python -m pytest -n $(JOBS) -m 'not system and not lab and not lab_full' $(ARGS)
 
 test-system: $(VENV)/.installed-dev  ## a real scheduler and triggerer, killed half way
-	@$(BIN)/python -m pytest -m system $(ARGS)
+	@$(BIN)/python -m pytest -m 'system and not lab and not lab_full' $(ARGS)
+
+# The lab: real servers as plain processes (tests/lab/README.md). Root, and Go for a cache that is empty (24 minutes).
+LAB := $(BIN)/python tests/lab/lab.py
+
+lab-build: $(VENV)/.installed-dev  ## build the lab's servers, unless they are cached; needs Go
+	@$(LAB) build
+
+lab-up: lab-build  ## a running stack: GPU cluster with Kueue, S3, Iceberg REST catalog, Keycloak
+	@$(LAB) up --clusters gpu --kueue --jobset --s3 --keycloak --catalog
+	@$(LAB) image gpu-burst python
+	@$(LAB) guide
+
+lab-down:  ## take it down, and everything that it left
+	@$(LAB) down
+
+lab-test: $(VENV)/.installed-dev  ## the tests that need the lab, in one of their own
+	@$(LAB) test -- $(BIN)/python -m pytest -m 'lab and not lab_full' $(ARGS)
+
+lab-full: $(VENV)/.installed-dev  ## these, and those that take minutes each
+	@$(LAB) test -- $(BIN)/python -m pytest -m 'lab or lab_full' $(ARGS)
+
+reliability: $(VENV)/.installed-dev  ## print docs/reliability.md from the tests
+	@$(BIN)/python -m tests.reliability
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy strict, import layers
 	@$(BIN)/ruff check .

@@ -14,3 +14,5 @@ for name in [
     name for name in os.environ if name.startswith(("AIRFLOW__", "AIRFLOW_CONN_", "GPU_BURST_", "PYICEBERG_"))
 ]:
     del os.environ[name]
+
+pytest_plugins = ["tests.lab_fixtures"]

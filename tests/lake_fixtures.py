@@ -11,7 +11,6 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from pyiceberg.table import Table
 from airflow_gpu_burst.lake.catalog import CatalogConfig, opened
 from airflow_gpu_burst.lake.write import write_once
 from airflow_gpu_burst.state import RunKey
+from airflow_gpu_burst.store import StoreConfig, open_store
 
 WAFERS = "fab.wafers"
 
@@ -59,23 +59,66 @@ class Lake:
     def expire(self, *snapshot_ids: str, name: str = WAFERS) -> None:
         self.load(name).maintenance.expire_snapshots().by_ids([int(i) for i in snapshot_ids]).commit()
 
+    def data_files(self) -> set[str]:
+        """Names of the data files that lie in the warehouse, whether or not a table knows them."""
+        warehouse = self.config.properties["warehouse"]
+        if warehouse.startswith("file:"):
+            store = StoreConfig(uri=warehouse)
+        else:
+            store = StoreConfig(
+                uri=f"s3://lake/{warehouse}",
+                endpoint_url=self.config.properties["s3.endpoint"],
+                region=self.config.properties["s3.region"],
+                access_key_id=self.config.secrets["s3.access-key-id"],
+                secret_access_key=self.config.secrets["s3.secret-access-key"],
+            )
+        keys = [entry.key for entry in open_store(store).list("")]
+        return {key.rpartition("/")[2] for key in keys if key.endswith(".parquet")}
+
+    def connection(self) -> dict[str, Any]:
+        """As an Airflow connection."""
+        properties = {**self.config.properties, **self.config.secrets}
+        login, _, password = properties.pop("credential", "").partition(":")
+        names = {"header.Polaris-Realm": "realm", "oauth2-server-uri": "oauth2_server_uri"}
+        extra = {
+            names.get(name, name.replace(".", "_").replace("-", "_")): value
+            for name, value in properties.items()
+            if name not in ("uri", "header.X-Iceberg-Access-Delegation")
+        }
+        found: dict[str, Any] = {
+            "conn_type": "iceberg_lake",
+            "host": properties["uri"],
+            "extra": {**extra, "catalog_name": "lake"},
+        }
+        if login:
+            found |= {"login": login, "password": password}
+            found["extra"]["access_delegation"] = "none"
+        return found
+
     def remove_tag(self, tag: str, name: str = WAFERS) -> None:
         self.load(name).manage_snapshots().remove_tag(tag).commit()
 
 
-def _sql(path: Path) -> CatalogConfig:
+def _sql(request: pytest.FixtureRequest) -> CatalogConfig:
+    path = request.getfixturevalue("tmp_path")
     return CatalogConfig.of(
         "lake", {"type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": f"file://{path}/warehouse"}
     )
 
 
-CATALOGS: dict[str, Callable[[Path], CatalogConfig]] = {"sql": _sql}
+def _rest(request: pytest.FixtureRequest) -> CatalogConfig:
+    return CatalogConfig.of("lake", request.getfixturevalue("stack").catalog())
 
 
-@pytest.fixture(params=list(CATALOGS))
-def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
+CATALOGS: dict[str, Callable[[pytest.FixtureRequest], CatalogConfig]] = {"sql": _sql, "rest": _rest}
+"""A new, empty catalog of each kind: a file, and a warehouse of the lab's REST catalog with its files in S3."""
+NEEDS_LAB = ("rest",)
+
+
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.lab if kind in NEEDS_LAB else ()) for kind in CATALOGS])
+def lake(request: pytest.FixtureRequest) -> Iterator[Lake]:
     """An empty catalog of each kind."""
-    config = CATALOGS[request.param](tmp_path)
+    config = CATALOGS[request.param](request)
     with opened(config) as catalog:
         yield Lake(config=config, catalog=catalog)
 
@@ -169,7 +212,8 @@ class Processes:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__, "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"])
+        modules = ["pyiceberg.catalog.sql", "pyiceberg.catalog.rest", "pyiceberg.io.pyarrow"]
+        self._context.set_forkserver_preload([__name__, *modules])
 
     def append_killed_after_commit(self, config: CatalogConfig, run_key: RunKey) -> int:
         """Append, and die between the commit and its answer; the exit code."""

@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 HEAD = """# Faults and what becomes of a run
 
-Printed from the tests by `make reliability`; every row is a test against real servers (`tests/lab`): Kubernetes with its
-kubelet and containerd, Kueue, JobSet, an Iceberg REST catalog, S3, Keycloak, and where it says *Airflow* a real
-scheduler, worker and triggerer. `make lab-test` runs the short ones, `make lab-full` all of them.
+Printed from the tests by `make reliability`; every row is a test against real servers (`tests/lab`): Kubernetes with
+its kubelet and containerd, Kueue, JobSet, an Iceberg REST catalog, S3, Keycloak, and in `system/` a real scheduler,
+worker and triggerer. `make lab-test` runs the short ones, `make lab-full` all of them.
 
-What holds throughout: one object per generation of a run key; one result per generation; a restart goes on from the last
-committed checkpoint; every line is in the task's log once (those of the last 5 s before a triggerer was killed may be
-there twice).
+What holds throughout: one object per generation of a run key; one result per generation; a restart goes on from the
+last committed checkpoint; every line is in the task's log once (those of the last 5 s before a triggerer was killed
+may be there twice).
 
 | fault | outcome | test |
 |---|---|---|

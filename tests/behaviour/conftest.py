@@ -1,4 +1,4 @@
-"""Sites for the behaviour tests: the local route, with a directory and with an S3 server as store."""
+"""Sites for the behaviour tests: the local route, with a directory and with S3 servers as store."""
 
 from __future__ import annotations
 
@@ -95,12 +95,15 @@ def s3() -> Iterator[str]:
 S3_KEYS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
 
 
-@pytest.fixture(params=["directory", "s3"])
+@pytest.fixture(params=["directory", "s3", pytest.param("lab", marks=pytest.mark.lab)])
 def store_config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
     """Every kind of store that the suites run over, empty."""
     if request.param == "directory":
         (tmp_path / "store").mkdir()
         return StoreConfig(uri=f"file://{tmp_path}/store")
+    if request.param == "lab":
+        config: StoreConfig = request.getfixturevalue("stack").store()
+        return config
     return StoreConfig(
         uri=f"s3://burst/{tmp_path.name}-{time.time_ns()}",
         endpoint_url=request.getfixturevalue("s3"),

@@ -34,10 +34,7 @@ def connect(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Connect:
     """The lake as the default connection."""
 
     def connect(conn_id: str = "iceberg_lake_default", **other: Any) -> None:
-        properties = {**lake.config.properties, **lake.config.secrets}
-        extra = {"type": properties["type"], "warehouse": properties["warehouse"], "catalog_name": "lake"}
-        connection = {"conn_type": "iceberg_lake", "host": properties["uri"], "extra": extra, **other}
-        monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
+        monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({**lake.connection(), **other}))
 
     connect()
     return connect
@@ -150,7 +147,7 @@ class TestHook:
         assert (LakeHook.conn_type, LakeHook.hook_name) == (entry["connection-type"], entry["hook-name"])
 
     def test_a_connection_becomes_a_config(self, connect: Connect) -> None:
-        connect("fab", host="https://polaris/api/catalog", login="me", password="hush-hush")
+        connect("fab", host="https://polaris/api/catalog", login="me", password="hush-hush", extra={})
         found = LakeHook("fab").config()
         assert found.name == "fab"
         assert found.properties["uri"] == "https://polaris/api/catalog"
@@ -160,7 +157,7 @@ class TestHook:
         assert LakeHook().test_connection() == (True, "The catalog answers; it shows 0 namespaces")
         lake.append(wafers(1))
         assert LakeHook().test_connection() == (True, "The catalog answers; it shows 1 namespace")
-        connect(host="sqlite:////no/such/folder/c.db")
+        connect(host="sqlite:////no/such/folder/c.db", extra={"type": "sql"}, login="", password="")
         worked, text = LakeHook().test_connection()
         assert not worked
         assert "Check the connection's uri" in text

@@ -1,4 +1,4 @@
-"""One behaviour suite for every store: a directory, and S3 against a real HTTP server."""
+"""One behaviour suite for every store: a directory, S3 over a simulated server, and over the lab's."""
 
 from __future__ import annotations
 
@@ -40,10 +40,13 @@ def s3_config(endpoint: str, uri: str = "s3://bucket/some/prefix") -> StoreConfi
     )
 
 
-@pytest.fixture(params=["directory", "s3"])
+@pytest.fixture(params=["directory", "s3", pytest.param("lab", marks=pytest.mark.lab)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "directory":
         yield open_store(StoreConfig(uri=(tmp_path / "a store").as_uri()))
+        return
+    if request.param == "lab":
+        yield S3Store(request.getfixturevalue("stack").store(), part_size=PART)
         return
     found = S3Store(s3_config(request.getfixturevalue("s3_endpoint")), part_size=PART)
     found._client.create_bucket(Bucket="bucket")

@@ -46,9 +46,18 @@ class Fault:
     code: str = "InternalError"
 
 
+@dataclass(frozen=True)
+class Upstream:
+    """A real server behind the proxy."""
+
+    address: str
+    access_key_id: str = "test"
+    secret_access_key: str = "test"
+
+
 @dataclass
 class Proxy:
-    upstream: str
+    upstream: Upstream
     faults: list[Fault] = field(default_factory=list)
     seen: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -70,8 +79,8 @@ class Proxy:
         self, method: str, path: str, headers: dict[str, str], body: bytes, drop: str
     ) -> tuple[int, dict[str, str], bytes]:
         keep = {k: v for k, v in headers.items() if k not in ("connection", "expect", "host", drop)}
-        upstream = http.client.HTTPConnection(self.upstream, timeout=30)
-        upstream.request(method, path, body, {**keep, "host": self.upstream})
+        upstream = http.client.HTTPConnection(self.upstream.address, timeout=30)
+        upstream.request(method, path, body, {**keep, "host": headers["host"]})
         answer = upstream.getresponse()
         data = answer.read()
         upstream.close()
@@ -122,19 +131,23 @@ def handler_of(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[str]:
+@pytest.fixture(scope="module", params=["moto", pytest.param("lab", marks=pytest.mark.lab)])
+def upstream(request: pytest.FixtureRequest) -> Iterator[Upstream]:
+    if request.param == "lab":
+        config = request.getfixturevalue("stack").store()
+        yield Upstream(config.endpoint_url.partition("://")[2], config.access_key_id, config.secret_access_key)
+        return
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    yield f"{host}:{port}"
+    yield Upstream(f"{host}:{port}")
     server.stop()
 
 
 @pytest.fixture
-def proxy(upstream: str) -> Iterator[Proxy]:
+def proxy(upstream: Upstream) -> Iterator[Proxy]:
     proxy = Proxy(upstream)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(proxy))
     server.daemon_threads = True
@@ -147,13 +160,13 @@ def proxy(upstream: str) -> Iterator[Proxy]:
     thread.join()
 
 
-def connect(endpoint: str, read_timeout_s: float = 10) -> S3Store:
+def connect(proxy: Proxy, read_timeout_s: float = 10) -> S3Store:
     config = StoreConfig(
         uri="s3://bucket/p",
-        endpoint_url=endpoint,
+        endpoint_url=proxy.endpoint,
         region="us-east-1",
-        access_key_id="test",
-        secret_access_key="test",
+        access_key_id=proxy.upstream.access_key_id,
+        secret_access_key=proxy.upstream.secret_access_key,
     )
     return S3Store(
         config,
@@ -167,7 +180,7 @@ def connect(endpoint: str, read_timeout_s: float = 10) -> S3Store:
 
 @pytest.fixture
 def store(proxy: Proxy) -> Iterator[S3Store]:
-    store = connect(proxy.endpoint)
+    store = connect(proxy)
     store._client.create_bucket(Bucket="bucket")
     proxy.seen.clear()
     yield store
@@ -222,7 +235,7 @@ def test_a_proxy_that_knows_nothing_is_not_taken_for_an_empty_store(proxy: Proxy
 
 @pytest.mark.parametrize("kind", ["stall", "lose", "cut", "answer"])
 def test_a_passing_fault_is_ridden_out(proxy: Proxy, store: S3Store, kind: str) -> None:
-    impatient = connect(proxy.endpoint, STALL_S) if kind == "stall" else store
+    impatient = connect(proxy, STALL_S) if kind == "stall" else store
     impatient.put("key", b"0123456789" * 100)
     proxy.faults = [Fault(kind, "GET", status=503, code="SlowDown")]
     assert impatient.get("key") == b"0123456789" * 100
@@ -237,7 +250,7 @@ def test_a_passing_fault_is_ridden_out(proxy: Proxy, store: S3Store, kind: str) 
 
 @pytest.mark.parametrize("kind", ["stall", "lose", "cut", "answer"])
 def test_a_lasting_fault_is_cannot_tell(proxy: Proxy, store: S3Store, kind: str) -> None:
-    impatient = connect(proxy.endpoint, STALL_S) if kind == "stall" else store
+    impatient = connect(proxy, STALL_S) if kind == "stall" else store
     impatient.put("key", b"0123456789" * 100)
     proxy.faults = [Fault(kind, "GET", status=503) for _ in range(ATTEMPTS)]
     with pytest.raises(StoreUnavailable) as caught:
@@ -247,7 +260,7 @@ def test_a_lasting_fault_is_cannot_tell(proxy: Proxy, store: S3Store, kind: str)
 
 def test_nobody_listens() -> None:
     with pytest.raises(StoreUnavailable, match="check the way to it"):
-        connect("http://127.0.0.1:1").get("key")
+        connect(Proxy(Upstream(""), endpoint="http://127.0.0.1:1")).get("key")
 
 
 @pytest.mark.parametrize(
@@ -309,7 +322,7 @@ def test_create_makes_one_attempt(
 
 @pytest.mark.parametrize("kind", ["lose", "stall"])
 def test_a_lost_answer_of_create_is_never_a_verdict(proxy: Proxy, store: S3Store, kind: str) -> None:
-    impatient = connect(proxy.endpoint, STALL_S) if kind == "stall" else store
+    impatient = connect(proxy, STALL_S) if kind == "stall" else store
     proxy.faults = [Fault(kind, "PUT")]
     with pytest.raises(StoreUnavailable):
         impatient.create("key", b"mine")
@@ -323,7 +336,7 @@ def test_a_lost_answer_of_create_is_never_a_verdict(proxy: Proxy, store: S3Store
 
 def test_the_run_log_rides_out_lost_answers(proxy: Proxy, store: S3Store) -> None:
     """412 about one's own record, a conflict, a full stop: the log holds each record once."""
-    log = RunLog(connect(proxy.endpoint, STALL_S), "run", sleep=lambda s: None)
+    log = RunLog(connect(proxy, STALL_S), "run", sleep=lambda s: None)
     proxy.faults = [
         Fault("lose", "PUT", match="/log/000000000001"),
         Fault("answer", "PUT", match="/log/000000000002", status=409, code="ConditionalRequestConflict"),
@@ -363,6 +376,8 @@ def test_a_download_goes_on_where_it_broke(proxy: Proxy, store: S3Store, tmp_pat
 
 
 def test_a_download_from_a_server_that_ignores_ranges(proxy: Proxy, store: S3Store, tmp_path: Path) -> None:
+    if proxy.upstream.access_key_id != "test":
+        pytest.skip("this server checks signatures: no proxy can take the range out of a request to it")
     data = bytes(range(256)) * 4096
     store.put("big", data)
     proxy.faults = [Fault("cut", "GET"), Fault("whole", "GET")]
@@ -378,7 +393,7 @@ def test_a_download_of_an_object_that_changes(proxy: Proxy, store: S3Store, tmp_
     def change(method: str, path: str, headers: dict[str, str]) -> Fault | None:
         if "range" in headers:
             proxy.next_fault = first  # type: ignore[method-assign]
-            connect(proxy.endpoint).put("big", b"b" * 3_000_000)
+            connect(proxy).put("big", b"b" * 3_000_000)
         return first(method, path, headers)
 
     proxy.next_fault = change  # type: ignore[method-assign]

@@ -93,13 +93,9 @@ def fab(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fab]
     store = stack.store()
     connections = stack.connections()
     connections["object_store_default"]["extra"]["uri"] = store.uri
-    cluster = connections["gpu_cluster_default"]
-    cluster["extra"] |= {
-        "platform": "lab",
-        "working_dir": "/opt/dags",
-        "dashboard_url": "https://dash.example/{namespace}/{kind}/{name}",
-    }
-    connections["gpu_cluster_lab"] = cluster
+    dashboard = "https://dash.example/{namespace}/{kind}/{name}"
+    for name in ("gpu_cluster_default", "gpu_cluster_lab"):
+        connections[name]["extra"]["dashboard_url"] = dashboard
     env = {f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in connections.items()}
     with AirflowStack(home) as airflow:
         airflow.start(dags, {**env, "OMP_NUM_THREADS": "1", "GPU_BURST_PLATFORMS": str(PLATFORMS)})
