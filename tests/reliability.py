@@ -20,7 +20,7 @@ its kubelet and containerd, Kueue, JobSet, an Iceberg REST catalog, S3, Keycloak
 worker and triggerer. `make lab-test` runs the short ones, `make lab-full` all of them.
 
 What holds throughout: one object per generation of a run key; one result per generation; a restart goes on from the
-last committed checkpoint; every line is in the task's log once (those of the last 5 s before a triggerer was killed
+last committed checkpoint; every line is in the task's log once (those of the last 15 s before a triggerer was killed
 may be there twice).
 
 | fault | outcome | test |

@@ -197,3 +197,13 @@ if ctx.rank == 0:
     assert burst.collect(handle, step).result == {"nodes": 2}
     assert {"[0] rank 0 of 2", "[1] rank 1 of 2"} <= set(following.lines)
     following.close()
+
+
+@pytest.mark.lab_full
+def test_a_foreign_image_with_the_runtime_copied_in(burst: Burst) -> None:
+    burst.gpu.image("python", "runtime")
+    site = burst.site_with(runtime_image="lab.local/runtime:1")
+    handle = burst.submit(replace(counting(2, 0.1), image="lab.local/python:1"), site=site)
+    following = burst.follow(handle)
+    assert burst.collect(handle, following.to_end()).result["steps"] == 2
+    following.close()

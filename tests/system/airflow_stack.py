@@ -66,6 +66,7 @@ def _config(home: Path, dags_folder: Path, port: int) -> dict[str, str]:
         "api.secret_key": secrets.token_hex(16),
         "api_auth.jwt_secret": secrets.token_hex(32),
         "usage_data_collection.enabled": "False",
+        "openlineage.disabled": "True",
         "workers.min_heartbeat_interval": "1",
         "workers.execution_api_retry_wait_max": "2",
         "workers.execution_api_timeout": "30",
