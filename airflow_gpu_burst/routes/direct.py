@@ -115,7 +115,14 @@ class DirectRoute:
             return
         if self._interpret(kind, Snapshot(object=found)).terminal:
             return
-        self._kube.delete(kind, handle.namespace, handle.name, uid=found["metadata"]["uid"])
+        for attempt in range(ATTEMPTS):
+            try:
+                self._kube.delete(kind, handle.namespace, handle.name, uid=found["metadata"]["uid"])
+                return
+            except ClusterUnreachable:  # by UID: repeating is safe, and nobody may ask a second time
+                if attempt == ATTEMPTS - 1:
+                    raise
+                self._sleep(0.5 * 2**attempt)
 
     def report(self, handle: Handle) -> str:
         """Pods, conditions and events."""
@@ -154,10 +161,14 @@ class DirectRoute:
                 )
 
     def _list(self, kind: Kind) -> Iterable[Object]:
+        from airflow_gpu_burst.routes.kube_errors import NotServed
+
         try:
             return self._kube.list(kind, self.namespace, labels=workloads.MANAGED).items
-        except SpecError:  # a cluster without JobSet has none of them
-            return ()
+        except NotServed:
+            if kind is kinds.JOB:
+                raise
+            return ()  # it has just listed its jobs: a cluster without JobSet has none of them
 
     @property
     def _cluster(self) -> str:

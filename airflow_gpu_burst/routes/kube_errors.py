@@ -31,6 +31,10 @@ class Expired(RouteError):
     """The resource version is too old to go on from (410): list again."""
 
 
+class NotServed(ClusterUnreachable):
+    """A 404 for a whole kind: it is not installed, or this is not the API's answer."""
+
+
 class Conflict(ClusterUnreachable):
     """A 409 of two writers, or of a precondition that does not hold (its message says so)."""
 
@@ -146,7 +150,7 @@ def _missing(said: dict[str, Any], message: str, asked: Asked, where: str) -> Gp
     )
     if asked.verb == "create" and "." in asked.kind.group:
         return RouteError(unclear)
-    return ClusterUnreachable(unclear)
+    return NotServed(unclear)
 
 
 def _conflict(said: dict[str, Any], message: str, asked: Asked, where: str) -> GpuBurstError:

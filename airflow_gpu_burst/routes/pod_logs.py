@@ -125,8 +125,9 @@ class PodLogs:
 
     def want(self, pods: Iterable[PodFacts]) -> None:
         """Read the logs of these as well, from when they have started."""
-        for pod in pods:
-            source = f"{pod.uid}/{pod.container}/{pod.restarts}"
+        wanted = {f"{pod.uid}/{pod.container}/{pod.restarts}": pod for pod in pods}
+        self._over |= self._known - wanted.keys()  # of a pod that is gone nothing more comes
+        for source, pod in wanted.items():
             if pod.terminated:
                 self._over.add(source)
             if not pod.started or source in self._known or self._closed or self._refused:
@@ -192,6 +193,8 @@ class PodLogs:
                 self._namespace, pod.name, pod.container, follow=True, timestamps=True, since_time=stamps.last
             ) as log:
                 with self._room:
+                    if self._closed:
+                        return
                     self._open[source] = log.close
                 for data in log:
                     if text := stamps.strip(data):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from airflow_gpu_burst.errors import ClusterForbidden, ClusterUnreachable, GpuBurstError, RouteError
+from airflow_gpu_burst.errors import ClusterForbidden, ClusterUnreachable, GpuBurstError
 from airflow_gpu_burst.routes.kube import Expired, Kube, Stream, Throttled
 from airflow_gpu_burst.routes.mirror import trimmed
 from airflow_gpu_burst.workloads.kinds import EVENT, Kind
@@ -114,7 +114,7 @@ class Reflector:
             except GpuBurstError as error:
                 self._failed(error)
             except Exception as error:  # a thread that died silently would leave all runs waiting for ever
-                wrapped = RouteError(f"watching {self._kind.plural} failed: {error!r}. Please report this")
+                wrapped = ClusterUnreachable(f"watching {self._kind.plural} failed: {error!r}. Please report this")
                 wrapped.__cause__ = error
                 self._failed(wrapped)
 

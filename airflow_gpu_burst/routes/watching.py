@@ -88,9 +88,11 @@ class Watcher:
             that is held around calls of this subscription.
         """
         with self._lock:
-            if self._session is None or self._session.over:
-                self._session = _Session(self._kube, self._namespace, self._pace)
-            return self._session.join(kind, name, uid, wake)
+            while True:
+                if self._session is None or self._session.over:
+                    self._session = _Session(self._kube, self._namespace, self._pace)
+                if (found := self._session.join(kind, name, uid, wake)) is not None:
+                    return found
 
 
 class _Session:
@@ -108,11 +110,13 @@ class _Session:
         self.mirror = Mirror()
         self.over = False
 
-    def join(self, kind: Kind, name: str, uid: str, wake: Callable[[], None]) -> Subscription:
-        """See `Watcher.subscribe`."""
+    def join(self, kind: Kind, name: str, uid: str, wake: Callable[[], None]) -> Subscription | None:
+        """See `Watcher.subscribe`. None: the last subscriber has just left, and the threads with it."""
         subscription = Subscription(self, kind, name, uid, wake)
         self.mirror.want(name, 1)
         with self._lock:
+            if self.over:
+                return None
             self._subscribers.setdefault(name, []).append(subscription)
             for wanted in (JOB, POD, kind):
                 self._begin(wanted)

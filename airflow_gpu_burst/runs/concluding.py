@@ -12,7 +12,7 @@ from typing import Any
 from airflow_gpu_burst import contract
 from airflow_gpu_burst.checkpoint.tree import read_manifest
 from airflow_gpu_burst.contract import PodResult
-from airflow_gpu_burst.errors import NEVER_RETRIED, ChecksumMismatch, RunFailed, RunTimeout
+from airflow_gpu_burst.errors import NEVER_RETRIED, ChecksumMismatch, GpuBurstError, RunFailed, RunTimeout
 from airflow_gpu_burst.runlog import Finish, Finished, Member, RunLog, begin, close_generation
 from airflow_gpu_burst.runs import requests
 from airflow_gpu_burst.runs.output import last_lines
@@ -50,11 +50,12 @@ def collect(site: Site, handle: Handle, observation: Observation | None = None, 
         try:
             close = close_generation(runlog, handle.generation, verdict, ended.reason or "RunTimeout")
         finally:
-            end(site, handle)
+            # What ended it must not be hidden by a cluster that cannot be reached now.
+            left = _end_if_possible(site, handle)
         if close.verdict != "succeeded":
             phase = Phase.CANCELLED if timeout else ended.phase if ended.terminal else Phase.FAILED
             _end_status(site, handle, replace(ended, phase=Phase.FAILED if phase is Phase.SUCCEEDED else phase))
-            raise _failure(site, handle, ended, timeout, report)
+            raise _failure(site, handle, ended, timeout, f"{report}{left}")
     finish = runlog.read().finishes[handle.generation]
     pod = PodResult.from_dict(finish.result)
     model_key = publish(site.store, handle.run_key, handle.generation, pod) or ""
@@ -100,6 +101,15 @@ def end(site: Site, handle: Handle) -> None:
     """End the object, keep what it said, leave nothing of it on the machine."""
     site.route.cancel(handle)
     site.route.salvage(handle, site.store)
+
+
+def _end_if_possible(site: Site, handle: Handle) -> str:
+    """What could not be done, as a line for the error; empty: nothing of it runs any more."""
+    try:
+        end(site, handle)
+    except GpuBurstError as error:
+        return f"\nit could not be ended ({error}); `gpu-burst gc` or the next try ends what is left of it"
+    return ""
 
 
 def verdict_of(observation: Observation) -> str:

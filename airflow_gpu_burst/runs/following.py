@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_gpu_burst.errors import ClusterUnauthorized, GpuBurstError, ObjectMissing
-from airflow_gpu_burst.routes import Live, Route
+from airflow_gpu_burst.errors import ClusterForbidden, ClusterUnauthorized, GpuBurstError, ObjectMissing
+from airflow_gpu_burst.routes import Live, Piece, Route
+from airflow_gpu_burst.runlog import RunLog
 from airflow_gpu_burst.runs.output import OutputReader, ranks_wanted
 from airflow_gpu_burst.runs.progress import Progress
 from airflow_gpu_burst.spec import Timeouts
@@ -21,13 +23,18 @@ from airflow_gpu_burst.store import Store
 PATIENCE_S = 900.0
 """How long a cluster or store may be out of reach before the wait ends: as long as MultiKueue waits for a lost
 worker by default."""
-CURSOR_EVERY_S = 5.0
-"""How often the place in the output is noted: what a killed triggerer's successor prints twice at most."""
+CURSOR_EVERY_S = 15.0
+"""How often the place in the output is noted: what a killed triggerer's successor prints twice at most. Each time costs
+4 ms of CPU: every 5 s it was a quarter of all that following takes."""
 SPOOL_PAUSE_S = (2.0, 30.0)
 """Seconds between two looks at the spool where something else tells of changes: from the first to the second while
 nothing new comes."""
 QUIET_S = 60.0
 """Longest pause without a look, when the route says by itself that there is something."""
+FINISHING = "Finishing"
+"""The reason of a run whose pods have ended while the cluster has not said how."""
+LAST_LINE = b"gpu-burst: finished in "
+"""How the last line of a successful run begins; a trainer may print it too, and causes a look at the run log."""
 DRAIN_S = 5.0
 """How long the last live lines may take after a run without a spool has ended."""
 
@@ -125,12 +132,17 @@ class Follower:
         self._spool_due, self._spool_pause = 0.0, SPOOL_PAUSE_S[0]
         self._route, self._wake = route, wake
         self._live: Live | None = None
+        self._success: Observation | None = None
+        self._unsaid: list[str] = []
+        self._lock, self._closed = threading.Lock(), False
 
     def close(self) -> None:
-        """Nobody looks any more."""
-        if self._live is not None:
-            self._live.close()
-            self._live = None
+        """Nobody looks any more; from any thread, also while a look is under way."""
+        with self._lock:
+            self._closed = True
+            live, self._live = self._live, None
+        if live is not None:
+            live.close()
 
     def step(self) -> Step:
         """
@@ -143,7 +155,9 @@ class Follower:
             # The run first, its output second: what it said before its end is then always read.
             observation = live.observe()
             printed = reader.cursor
-            lines = self._output(reader, live, observation)
+            pieces = live.output()
+            observation = self._decided(reader, observation, pieces)
+            lines = self._output(reader, live, observation, pieces)
         except GpuBurstError as error:
             return self._out_of_reach(error)
         self._out_of_reach_since = None
@@ -167,30 +181,61 @@ class Follower:
             self._reader = reader_of(
                 self._store, self._handle, ranks=self._ranks, logs=self._logs, spooled=self._spooled
             )
-        if self._live is None:
-            self._live = self._route.follow(
-                self._handle, self._wake, resume=not self._spooled, since=self._reader.times
-            )
-        return self._reader, self._live
+        live = self._live
+        if live is None:
+            live = self._route.follow(self._handle, self._wake, resume=not self._spooled, since=self._reader.times)
+            with self._lock:
+                closed = self._closed
+                self._live = None if closed else live
+            if closed:  # a cancelled trigger does not wait for its look: nobody else would close this
+                live.close()
+        return self._reader, live
 
-    def _output(self, reader: OutputReader, live: Live, observation: Observation) -> list[str]:
-        pieces = live.output()
-        lines = [line for piece in pieces for line in reader.feed(piece)]
+    def _decided(self, reader: OutputReader, observation: Observation, pieces: Sequence[Piece]) -> Observation:
+        """
+        The success that the run log holds, some seconds before a cluster tells of it: a kubelet looks once a second,
+        the pod's phase comes a second later, the job's condition another.
+
+        The runtime notes it and says so in its last line. So the log is asked when that line comes live: all lines
+        before it came live as well, and nothing is left to wait for. With several ranks the others have more to say;
+        then, and after a stream that broke off, it is asked when all pods have ended.
+        """
+        if observation.terminal or not self._spooled:
+            return observation
+        last = self._ranks == 1 and reader.live() and any(LAST_LINE in piece.data for piece in pieces)
+        finishing = observation.reason == FINISHING and (self._last is None or self._last.reason != FINISHING)
+        if self._success is None and (last or finishing):
+            with contextlib.suppress(GpuBurstError):  # then the cluster's word is waited for
+                log = RunLog(self._store, self._handle.run_key.prefix).read()
+                if self._handle.generation in log.finishes:
+                    self._success = replace(
+                        observation, phase=Phase.SUCCEEDED, reason="Succeeded", message="", since=self._wall(), code=0
+                    )
+        return self._success or observation
+
+    def _output(self, reader: OutputReader, live: Live, observation: Observation, pieces: Sequence[Piece]) -> list[str]:
+        # Kept until they are given out: the store may not answer now, and they come only once.
+        self._unsaid += [line for piece in pieces for line in reader.feed(piece)]
+        found = self._spooled_lines(reader, live, observation)
+        lines, self._unsaid = [*self._unsaid, *found], []
+        return lines
+
+    def _spooled_lines(self, reader: OutputReader, live: Live, observation: Observation) -> list[str]:
         if observation.terminal:
             self._ended_at = self._ended_at if self._ended_at is not None else self._wall()
             if not self._salvaged:
                 self._route.salvage(self._handle, self._store)
                 self._salvaged = True
-            return lines + reader.read(ended=True)
+            return reader.read(ended=True)
         now = self._wall()
         if not live.pushes:
-            return lines + reader.read()
+            return reader.read()
         if not self._spooled or reader.live() or now < self._spool_due or observation.phase not in _SPEAKING:
-            return lines
+            return []
         found = reader.read(find=True)
         self._spool_pause = SPOOL_PAUSE_S[0] if found else min(self._spool_pause * 1.5, SPOOL_PAUSE_S[1])
         self._spool_due = now + self._spool_pause
-        return lines + found
+        return found
 
     def _drained(self, live: Live) -> bool:
         """Without a spool the last lines come live or not at all: give them a moment."""
@@ -226,7 +271,9 @@ class Follower:
         first = self._out_of_reach_since is None
         if self._out_of_reach_since is None:
             self._out_of_reach_since = now
-        if not error.retryable or now - self._out_of_reach_since > PATIENCE_S:
+        # A right that is missing now may be back in a minute (a Role is replaced); the run goes on meanwhile.
+        patient = error.retryable or isinstance(error, ClusterForbidden)
+        if not patient or now - self._out_of_reach_since > PATIENCE_S:
             raise error
         notes = [f"out of reach, asking again: {error}"] if first else []
         observation = self._last or Observation(phase=Phase.SUBMITTED)

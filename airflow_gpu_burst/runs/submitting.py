@@ -48,9 +48,7 @@ def submit(site: Site, *, spec: RunSpec, run_key: RunKey, max_tries: int, try_nu
                 log.info("%s: generation %d has finished already; collecting it", run_key, generation)
                 return _handle(site, spec, run_key, generation)
             case Adopt(generation=generation):
-                if generation > 1:
-                    # Whoever closed the one before may have died before it could end the object.
-                    end(site, _handle(site, spec, run_key, generation - 1))
+                _end_earlier(site, runlog, spec, run_key, generation)
                 handle = _create(site, runlog, spec, run_key, generation, try_number)
                 observation = site.route.observe(handle)
                 raw_success = spec.manifest is not None and observation.success
@@ -61,6 +59,17 @@ def submit(site: Site, *, spec: RunSpec, run_key: RunKey, max_tries: int, try_nu
                 log.info("%s: generation %d had ended: %s", run_key, generation, observation.message)
                 close_generation(runlog, generation, verdict_of(observation), observation.reason)
     raise RunFailed(f"{run_key}: five submissions in a row ended at once; see the last one's output", reason="Flapping")
+
+
+def _end_earlier(site: Site, runlog: RunLog, spec: RunSpec, run_key: RunKey, generation: int) -> None:
+    """
+    Whoever closed an earlier generation may have died, or met no answer, before it could end the object. Each of them,
+    as the kind that it was: a clear may come with another request.
+    """
+    for number, opened in sorted(runlog.read().opens.items()):
+        if number < generation:
+            before = requests.recall(site.store, run_key, opened)
+            end(site, _handle(site, RunSpec.from_dict(before) if before else spec, run_key, number))
 
 
 def _settle(

@@ -7,8 +7,8 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from functools import cache
+from dataclasses import asdict, replace
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -16,8 +16,10 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_gpu_burst.errors import GpuBurstError
 from airflow_gpu_burst.hooks.gpu_cluster import afind_site
 from airflow_gpu_burst.runs import Follower, Site, cancel, closed
+from airflow_gpu_burst.runs.following import PATIENCE_S
 from airflow_gpu_burst.spec import Timeouts
 from airflow_gpu_burst.state import Handle
+from airflow_gpu_burst.store import Store, StoreConfig, open_store
 
 T = TypeVar("T")
 
@@ -37,8 +39,21 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(POOL_SIZE, thread_name_prefix="gpu-burst")
 
 
-async def _in_pool(work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(_pool(), work)
+@lru_cache(maxsize=32)
+def _shared_store(config: StoreConfig) -> Store:
+    # An S3 client takes 14 MB and 0.25 CPU seconds to make: one for all jobs, as of the cluster. A client renews
+    # temporary credentials by itself; a changed connection is another config.
+    return open_store(config)
+
+
+@cache
+def _kills() -> ThreadPoolExecutor:
+    # Airflow gives a kill 30 s: it must not stand behind looks at a store that hangs.
+    return ThreadPoolExecutor(2, thread_name_prefix="gpu-burst-kill")
+
+
+async def _in_pool(work: Callable[[], T], pool: Callable[[], ThreadPoolExecutor] = _pool) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool(), work)
 
 
 async def _pause(news: asyncio.Event, seconds: float) -> None:
@@ -113,14 +128,16 @@ class GpuJobTrigger(BaseTrigger):
         """A person marked or cleared the task: end the run. Not called when the triggerer merely restarts."""
         handle = Handle.from_json(self.handle)
         site = await self._site(handle)
-        if await _in_pool(lambda: closed(site, handle)):
-            self.log.info("%s has been ended already", handle.name)
-            return
+        # A store that does not answer is no reason to leave GPUs to nobody: `cancel` ends the object all the same.
+        with contextlib.suppress(GpuBurstError):
+            if await _in_pool(lambda: closed(site, handle), _kills):
+                self.log.info("%s has been ended already", handle.name)
+                return
         if await self._still_deferred():
             self.log.warning("asked to cancel %s, but the task still waits for it: left alone", handle.name)
             return
         self.log.info("cancelling %s: the task was marked or cleared", handle.name)
-        await _in_pool(lambda: cancel(site, handle, "marked or cleared in Airflow"))
+        await _in_pool(lambda: cancel(site, handle, "marked or cleared in Airflow"), _kills)
 
     async def _follow(self) -> dict[str, Any]:
         handle = Handle.from_json(self.handle)
@@ -133,6 +150,7 @@ class GpuJobTrigger(BaseTrigger):
 
         follower = self._follower(await self._site(handle), handle, wake)
         read_at = time.monotonic()
+        refused_at: float | None = None
         try:
             while True:
                 news.clear()
@@ -140,7 +158,13 @@ class GpuJobTrigger(BaseTrigger):
                 await self._print([*step.notes, *step.lines])
                 if step.done:
                     return {"observation": asdict(step.observation), "timeout": step.timeout}
-                if step.refused and time.monotonic() - read_at > CONNECTION_EVERY_S:
+                now = time.monotonic()
+                if step.refused:
+                    refused_at = refused_at or now
+                elif step.observation.submitted is not None:
+                    refused_at = None
+                # A new follower has new patience: not for ever.
+                if refused_at and step.refused and now - refused_at < PATIENCE_S and now - read_at > CONNECTION_EVERY_S:
                     follower.close()
                     follower, read_at = self._follower(await self._site(handle), handle, wake), time.monotonic()
                 await _pause(news, step.wait_s)
@@ -168,7 +192,8 @@ class GpuJobTrigger(BaseTrigger):
                 await asyncio.sleep(0)  # a flood of lines must not hold up other triggers
 
     async def _site(self, handle: Handle) -> Site:
-        return await afind_site(handle.connection, handle.store_connection)
+        site = await afind_site(handle.connection, handle.store_connection)
+        return replace(site, store=_shared_store(site.store_config))
 
     async def _still_deferred(self) -> bool:
         """
@@ -185,7 +210,8 @@ class GpuJobTrigger(BaseTrigger):
         states = await _in_pool(
             lambda: RuntimeTaskInstance.get_task_states(
                 dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
-            )
+            ),
+            _kills,
         )
         key = f"{ti.task_id}_{ti.map_index}" if ti.map_index is not None and ti.map_index >= 0 else ti.task_id
         return bool(states.get(ti.run_id, {}).get(key) == "deferred")

@@ -1,4 +1,4 @@
-"""An existing `kubernetes` connection works as it is, in a worker and in a triggerer, and each reaches its own cluster."""
+"""An existing `kubernetes` connection works as it is, in a worker and a triggerer, and each reaches its own cluster."""
 
 from __future__ import annotations
 
