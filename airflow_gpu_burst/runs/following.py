@@ -88,7 +88,8 @@ def _clock(timeouts: Timeouts, submitted_at: float, observation: Observation) ->
         return timeouts.queue_s, began, "waiting in the queue"
     if observation.phase in {Phase.ADMITTED, Phase.DISPATCHED, Phase.STARTING}:
         return timeouts.start_s, began, "starting"
-    return timeouts.run_s, began, "running"
+    # Between its pods' end and the cluster's word nobody says when it began: the wait in the queue is not to count.
+    return (None if observation.since is None else timeouts.run_s), began, "running"
 
 
 class Follower:

@@ -15,7 +15,15 @@ from airflow_gpu_burst.workloads.request import Request
 from airflow_gpu_burst.workloads.snapshot import Object
 
 SUPPORTED = (JOB, JOBSET)
-SERVER_SET = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
+SERVER_SET = (
+    "ownerReferences",
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "generation",
+    "managedFields",
+    "selfLink",
+)
 _USERS_OWN = {contract.ENV_SCRATCH}
 """Contract variables that a manifest may set itself: only its author knows the volumes."""
 
@@ -90,8 +98,7 @@ def _refuse(found: Object, metadata: Object, request: Request) -> None:
     copied = [name for name in SERVER_SET if metadata.get(name)]
     if copied:
         raise SpecError(
-            f"metadata has {', '.join(copied)}, which only the server sets: the manifest was read from a cluster. "
-            "Take them out"
+            f"metadata has {', '.join(copied)}, which its cluster sets: the manifest was read from there. Take them out"
         )
     namespace = metadata.get("namespace")
     if namespace and namespace != request.namespace:
@@ -140,13 +147,21 @@ def ranks_of_manifest(manifest: Mapping[str, Any]) -> int:
     kind = kind_of_manifest(found)
     spec = _mapping(found, "spec", "manifest")
     jobs = _jobs(kind, spec)
-    replicas = [1] if kind is JOB else [int(group.get("replicas", 1)) for group in spec["replicatedJobs"]]
+    replicas = [1] if kind is JOB else [_count(group, "replicas") for group in spec["replicatedJobs"]]
     return sum(copies * _pods(kind, job) for copies, job in zip(replicas, jobs, strict=True))
 
 
 def _pods(kind: Kind, job: Object) -> int:
-    found = job.get("completions" if _mode(kind, job) == "Indexed" else "parallelism")
-    return 1 if found is None else int(found)
+    return _count(job, "completions" if _mode(kind, job) == "Indexed" else "parallelism")
+
+
+def _count(parent: Object, name: str) -> int:
+    value = parent.get(name)
+    if value is None:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SpecError(f"{name} of the manifest must be a whole number, not {value!r:.80}")
+    return value
 
 
 def _mode(kind: Kind, job: Object) -> str:

@@ -20,6 +20,7 @@ LIMITS = Timeouts(queue_s=100, start_s=10, run_s=1000)
         (Phase.RUNNING, 50.0, 1049, ""),
         (Phase.RUNNING, 50.0, 1051, "run_timeout is 1000 s"),
         (Phase.RESTARTING, 50.0, 1051, "run_timeout"),
+        (Phase.RUNNING, None, 99999, ""),
         (Phase.SUCCEEDED, 50.0, 99999, ""),
         (Phase.FAILED, 50.0, 99999, ""),
     ],

@@ -199,6 +199,7 @@ QUEUED_POD = {"labels": {"kueue.x-k8s.io/queue-name": "q"}}
         ({"apiVersion": "batch/v1beta1", "kind": "Job"}, "batch/v1beta1 Job"),
         (changed(status={"active": 1}), "Take out status"),
         (changed(metadata__resourceVersion="7", metadata__uid="u"), "uid, resourceVersion"),
+        (changed(metadata__ownerReferences=[{"kind": "Job", "name": "j"}]), "ownerReferences"),
         (changed(metadata__namespace="other"), "namespace 'other'"),
         (changed(spec__template__metadata=QUEUED_POD), "Move it to the labels of the Job"),
         (changed(spec__template__spec={"containers": []}), "no containers"),
@@ -218,3 +219,13 @@ def test_the_examples_of_the_lab_can_be_run() -> None:
     for name, kind in {"job-direct.yaml": JOB, "job-long.yaml": JOB, "jobset-multikueue.yaml": JOBSET}.items():
         found = parse_manifest((folder / name).read_text(encoding="utf-8"))
         assert kind_of_manifest(found) is kind and adopt_manifest(found, request())[0] is kind
+
+
+@pytest.mark.parametrize("value", ["two", 1.5, True, [1]])
+def test_a_count_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(SpecError, match="parallelism of the manifest must be a whole number"):
+        ranks_of_manifest(changed(spec__parallelism=value))
+
+
+def test_a_count_that_is_not_given_is_one() -> None:
+    assert ranks_of_manifest(changed(spec__parallelism=None)) == 1
