@@ -15,9 +15,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 HEAD = """# Faults and what becomes of a run
 
-Printed from the tests by `make reliability`; every row is a test against real servers (`tests/lab`): Kubernetes with
+Printed from the tests by `make reliability`; a row is a test against real servers (`tests/lab`): Kubernetes with
 its kubelet and containerd, Kueue, JobSet, an Iceberg REST catalog, S3, Keycloak, and in `system/` a real scheduler,
-worker and triggerer. `make lab-test` runs the short ones, `make lab-full` all of them.
+worker and triggerer. `make lab-test` runs the short ones, `make lab-full` all of them. What real servers do not do on
+demand is injected by a small API server (`behaviour/`, `make test`).
 
 What holds throughout: one object per generation of a run key; one result per generation; a restart goes on from the
 last committed checkpoint; every line is in the task's log once (those of the last 15 s before a triggerer was killed
@@ -43,9 +44,9 @@ class Row:
 
 def rows() -> Iterator[Row]:
     """Every marked test, in the order of the files."""
-    for path in sorted(
-        [*(ROOT / "tests" / "cluster").glob("test_*.py"), ROOT / "tests" / "system" / "test_cluster.py"]
-    ):
+    real = [*(ROOT / "tests" / "cluster").glob("test_*.py"), ROOT / "tests" / "system" / "test_cluster.py"]
+    injected = [ROOT / "tests" / "behaviour" / f"test_{name}.py" for name in ("direct", "watching")]
+    for path in [*sorted(real), *injected]:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef):
                 yield from _rows(path, node)

@@ -29,6 +29,7 @@ from airflow_gpu_burst.state import Handle, Phase, RunKey
 from airflow_gpu_burst.store import StoreConfig, open_store
 from tests.fake_apiserver import FakeApi
 
+fault = pytest.mark.fault
 KEY = RunKey(dag_id="dag", task_id="train", run_id="manual__2026-01-01 ☃ spaces")
 SPEC = RunSpec(command=("python3", "train.py"), image="fab/train:1", gpus=1, platform="generic")
 STREAM = "20260101T000000-00000-aaaaaaaa"
@@ -148,6 +149,10 @@ def test_no_secret_is_in_the_manifest(cluster: Cluster) -> None:
     assert {e["name"]: e.get("value") for e in env}["GPU_BURST_STORE"] == cluster.site.store.uri
 
 
+@fault(
+    "the answer of the create call is lost (once, twice, 500, 504, 429)",
+    outcome="the object is asked for by its name and adopted; one job",
+)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -174,6 +179,7 @@ def test_a_retry_adopts_and_a_clear_makes_the_next_generation(cluster: Cluster) 
     assert [job["metadata"]["name"] for job in cluster.jobs()] == [cleared.name], "the one before was ended"
 
 
+@fault("the name is taken by somebody else", outcome="SpecError with both identities; theirs is left alone")
 def test_a_name_that_somebody_else_has_is_refused_with_both_identities(cluster: Cluster, api: FakeApi) -> None:
     name = KEY.object_name(1, salt=cluster.site.store.uri)
     api.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": "train"}})
@@ -345,6 +351,10 @@ def test_an_expired_token_asks_for_the_connection_to_be_read_again(cluster: Clus
     follower.close()
 
 
+@fault(
+    "the cluster stays out of reach for more than 15 minutes",
+    outcome="ClusterUnreachable, retryable; the job is left alone",
+)
 def test_patience_has_an_end(cluster: Cluster, api: FakeApi) -> None:
     handle = cluster.submit()
     now = time.time()

@@ -21,6 +21,7 @@ from airflow_gpu_burst.routes.watching import Pace, Subscription, Watcher, watch
 from airflow_gpu_burst.workloads.kinds import EVENT, JOB, JOBSET, POD
 from tests.fake_apiserver import ALWAYS, FakeApi
 
+fault = pytest.mark.fault
 OURS = {"app.kubernetes.io/managed-by": "airflow-gpu-burst"}
 FAST = Pace(space_s=0.05, poll_s=0.1, backoff_s=0.3, forbidden_s=0.2, late_s=0.1)
 
@@ -292,6 +293,10 @@ def test_a_subscriber_that_fails_is_its_own_problem(api: FakeApi, lab: Lab) -> N
 # ---- faults: what is seen after them, and at most so many requests meanwhile
 
 
+@fault(
+    "stale, cut, frozen or expired watch (410), 401, 429, 5xx",
+    outcome="relist or go on; every change is seen; bounded requests",
+)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -397,6 +402,7 @@ def test_an_expired_token_is_trouble_until_it_is_renewed(api: FakeApi, tmp_path:
     a.subscription.close()
 
 
+@fault("watch revoked, list allowed", outcome="a list every 10 s")
 def test_a_watch_that_is_forbidden_becomes_a_poll(api: FakeApi, lab: Lab) -> None:
     api.put(job("a"))
     api.forbid("watch", "jobs")
@@ -463,6 +469,7 @@ def test_everything_is_listed_again_now_and_then(api: FakeApi) -> None:
     a.subscription.close()
 
 
+@fault("a watch that answers 200 and closes at once", outcome="at most one request a second")
 @pytest.mark.parametrize(
     "fault",
     [
