@@ -281,6 +281,7 @@ class DirectLive:
         self._kind = kinds.by_name(handle.kind)
         self._seen: set[str] = set()
         self._words: list[str] = []
+        self._known: tuple[Snapshot, Observation] | None = None
         self._watch = watcher_of(kube, handle.namespace).subscribe(self._kind, handle.name, handle.uid, wake)
 
     def observe(self) -> Observation:
@@ -290,13 +291,19 @@ class DirectLive:
         snapshot = self._watch.snapshot()
         if snapshot is None:
             return Observation(phase=Phase.SUBMITTED, cluster=self._cluster)
+        if self._known is not None and self._known[0] is snapshot:
+            return self._known[1]  # woken by a line: nothing else has changed
         self._logs.want(workloads.pods_of(snapshot))
         self._words += workloads.events_in_words(snapshot, self._seen)
+        found = self._interpreted(snapshot)
+        self._known = None if found.phase is Phase.LOST else (snapshot, found)
+        return found
+
+    def _interpreted(self, snapshot: Snapshot) -> Observation:
         found = workloads.interpret(self._kind, snapshot, self._kube.clock_offset)
         if found.phase is Phase.LOST and (there := self._asked()) is not None:
             # The watch selects by label: somebody took ours off, and the object is still there.
-            pods, events = snapshot.pods, snapshot.events
-            seen = Snapshot(object=there, pods=pods, events=events)
+            seen = Snapshot(object=there, pods=snapshot.pods, events=snapshot.events)
             found = workloads.interpret(self._kind, seen, self._kube.clock_offset)
         return replace(found, cluster=self._cluster)
 
