@@ -75,7 +75,7 @@ with DAG("{DAG}", schedule=None):
 
 
 @pytest.fixture(scope="module")
-def stack(airflow_stack: AirflowStack, airflow_modules: Path) -> AirflowStack:
+def smoke(airflow_stack: AirflowStack, airflow_modules: Path) -> AirflowStack:
     (airflow_modules / "stack_smoke_module.py").write_text(MODULE)
     (airflow_stack.dags_folder / "stack_smoke.py").write_text(DAG_FILE)
     airflow_stack.wait_parsed(DAG)
@@ -91,9 +91,9 @@ def detached(tmp_path: Path) -> Iterator[Path]:
         os.kill(int(path.read_text()), signal.SIGKILL)
 
 
-def start(stack: AirflowStack, folder: Path, sleep_s: float = 0) -> str:
+def start(smoke: AirflowStack, folder: Path, sleep_s: float = 0) -> str:
     """Start a run whose triggers wait for the file ``go`` in the folder."""
-    return stack.trigger(DAG, {"folder": str(folder), "sleep_s": sleep_s})
+    return smoke.trigger(DAG, {"folder": str(folder), "sleep_s": sleep_s})
 
 
 def wait_for_text(path: Path, timeout_s: float = 20) -> str:
@@ -104,71 +104,71 @@ def wait_for_text(path: Path, timeout_s: float = 20) -> str:
     return text
 
 
-def test_run_succeeds_and_leaves_xcom_and_log(stack: AirflowStack, tmp_path: Path, detached: Path) -> None:
-    run_id = start(stack, tmp_path)
-    stack.wait_trigger(DAG, run_id, "deferred")
+def test_run_succeeds_and_leaves_xcom_and_log(smoke: AirflowStack, tmp_path: Path, detached: Path) -> None:
+    run_id = start(smoke, tmp_path)
+    smoke.wait_trigger(DAG, run_id, "deferred")
     (tmp_path / "go").touch()
-    assert stack.wait_run(DAG, run_id) == "success"
-    assert stack.xcom(DAG, run_id, "plain") == 1
-    assert stack.xcom(DAG, run_id, "deferred") == "the file is there"
-    assert stack.xcom(DAG, run_id, "deferred", "no such key") is None
-    assert "waiting for the file" in stack.task_log(DAG, run_id, "deferred", 1)
+    assert smoke.wait_run(DAG, run_id) == "success"
+    assert smoke.xcom(DAG, run_id, "plain") == 1
+    assert smoke.xcom(DAG, run_id, "deferred") == "the file is there"
+    assert smoke.xcom(DAG, run_id, "deferred", "no such key") is None
+    assert "waiting for the file" in smoke.task_log(DAG, run_id, "deferred", 1)
     assert not (tmp_path / "on_kill").exists()
 
 
-def test_killed_worker_means_a_second_try(stack: AirflowStack, tmp_path: Path, detached: Path) -> None:
+def test_killed_worker_means_a_second_try(smoke: AirflowStack, tmp_path: Path, detached: Path) -> None:
     (tmp_path / "go").touch()
-    run_id = start(stack, tmp_path, sleep_s=600)
-    stack.wait_task(DAG, run_id, "plain", {"running"})
+    run_id = start(smoke, tmp_path, sleep_s=600)
+    smoke.wait_task(DAG, run_id, "plain", {"running"})
     survivor = int(wait_for_text(detached))
-    stack.kill_worker(DAG, run_id, "plain")
-    task = stack.wait_task(DAG, run_id, "plain", {"up_for_retry"}, try_number=1)
+    smoke.kill_worker(DAG, run_id, "plain")
+    task = smoke.wait_task(DAG, run_id, "plain", {"up_for_retry"}, try_number=1)
     assert task["max_tries"] == 1
     assert survivor in processes.live()
-    stack.wait_run(DAG, run_id)
-    assert stack.xcom(DAG, run_id, "plain") == 2
-    assert [t["state"] for t in stack.tries(DAG, run_id, "plain")] == ["failed", "success"]
+    smoke.wait_run(DAG, run_id)
+    assert smoke.xcom(DAG, run_id, "plain") == 2
+    assert [t["state"] for t in smoke.tries(DAG, run_id, "plain")] == ["failed", "success"]
 
 
-def test_trigger_survives_its_triggerer(stack: AirflowStack, tmp_path: Path, detached: Path) -> None:
-    run_id = start(stack, tmp_path)
-    stack.wait_trigger(DAG, run_id, "deferred")
-    stack.kill_triggerer()
+def test_trigger_survives_its_triggerer(smoke: AirflowStack, tmp_path: Path, detached: Path) -> None:
+    run_id = start(smoke, tmp_path)
+    smoke.wait_trigger(DAG, run_id, "deferred")
+    smoke.kill_triggerer()
     (tmp_path / "go").touch()
     with pytest.raises(AirflowStackError, match="is deferred in try 1"):
-        stack.wait_task(DAG, run_id, "deferred", {"success"}, timeout_s=1)
-    stack.start_triggerer()
-    stack.wait_run(DAG, run_id)
-    assert stack.task(DAG, run_id, "deferred")["try_number"] == 1
+        smoke.wait_task(DAG, run_id, "deferred", {"success"}, timeout_s=1)
+    smoke.start_triggerer()
+    smoke.wait_run(DAG, run_id)
+    assert smoke.task(DAG, run_id, "deferred")["try_number"] == 1
     assert not (tmp_path / "on_kill").exists()
 
 
-def test_clear_while_deferred(stack: AirflowStack, tmp_path: Path, detached: Path) -> None:
-    run_id = start(stack, tmp_path)
-    stack.wait_trigger(DAG, run_id, "deferred")
-    stack.wait_task(DAG, run_id, "plain", {"success"})
-    stack.clear(DAG, run_id, "deferred")
+def test_clear_while_deferred(smoke: AirflowStack, tmp_path: Path, detached: Path) -> None:
+    run_id = start(smoke, tmp_path)
+    smoke.wait_trigger(DAG, run_id, "deferred")
+    smoke.wait_task(DAG, run_id, "plain", {"success"})
+    smoke.clear(DAG, run_id, "deferred")
     assert wait_for_text(tmp_path / "on_kill") == "1\n"
-    stack.wait_trigger(DAG, run_id, "deferred", try_number=2)
+    smoke.wait_trigger(DAG, run_id, "deferred", try_number=2)
     (tmp_path / "go").touch()
-    stack.wait_run(DAG, run_id)
+    smoke.wait_run(DAG, run_id)
     assert (tmp_path / "on_kill").read_text() == "1\n"
 
 
 @pytest.mark.parametrize("state", ["failed", "success"])
-def test_mark_while_deferred(stack: AirflowStack, tmp_path: Path, detached: Path, state: str) -> None:
-    run_id = start(stack, tmp_path)
-    stack.wait_trigger(DAG, run_id, "deferred")
-    stack.mark(DAG, run_id, "deferred", state)
+def test_mark_while_deferred(smoke: AirflowStack, tmp_path: Path, detached: Path, state: str) -> None:
+    run_id = start(smoke, tmp_path)
+    smoke.wait_trigger(DAG, run_id, "deferred")
+    smoke.mark(DAG, run_id, "deferred", state)
     assert wait_for_text(tmp_path / "on_kill") == "1\n"
-    assert stack.task_state(DAG, run_id, "deferred") == state
-    stack.wait_run(DAG, run_id, {state})
+    assert smoke.task_state(DAG, run_id, "deferred") == state
+    smoke.wait_run(DAG, run_id, {state})
 
 
-def test_run_survives_its_scheduler(stack: AirflowStack, tmp_path: Path, detached: Path) -> None:
-    run_id = start(stack, tmp_path)
-    stack.wait_trigger(DAG, run_id, "deferred")
-    stack.kill_scheduler()
-    stack.start_scheduler()
+def test_run_survives_its_scheduler(smoke: AirflowStack, tmp_path: Path, detached: Path) -> None:
+    run_id = start(smoke, tmp_path)
+    smoke.wait_trigger(DAG, run_id, "deferred")
+    smoke.kill_scheduler()
+    smoke.start_scheduler()
     (tmp_path / "go").touch()
-    stack.wait_run(DAG, run_id)
+    smoke.wait_run(DAG, run_id)
