@@ -29,6 +29,8 @@ from airflow_gpu_burst.store import StoreConfig
 LAB = Path(__file__).parent / "lab" / "lab.py"
 TIMEOUT_S = 300  # of one test: the first one waits for its servers
 TAIL = 15
+# Suites whose cases over real servers take minutes; over a directory and moto all of them run in `make test`.
+LONG = ("test_local_runs.py", "test_pod.py", "test_store_faults.py")
 QUIET = ("etcd", "scheduler", "controller-manager")  # logs that say little about a failed test
 HOST = os.environ.get("LAB_SERVICES_HOST", "198.18.0.9")
 NAMESPACE, QUEUE = "train", "gpu-batch"
@@ -242,6 +244,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "stack" in getattr(item, "fixturenames", ()):
             item.add_marker("lab")
+        if item.get_closest_marker("lab") and item.path.name in LONG:
+            item.add_marker("lab_full")
         if item.get_closest_marker("lab") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 

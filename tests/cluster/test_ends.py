@@ -13,6 +13,7 @@ from airflow_gpu_burst.state import Phase
 from tests.cluster.conftest import QUEUE, Burst, counting, ended, numbers, raw, trainer
 
 fault = pytest.mark.fault
+full = pytest.mark.lab_full
 
 
 def failure(burst: Burst, following: object, step: object) -> RunFailed:
@@ -59,6 +60,7 @@ def test_out_of_memory(burst: Burst) -> None:
     following.close()
 
 
+@full
 @fault("an image that does not exist", outcome="start_timeout, with the kubelet's words and the image's name")
 def test_an_image_that_does_not_exist(burst: Burst) -> None:
     handle = burst.submit(replace(counting(1), image="lab.local/no-such-image:9"))
@@ -123,6 +125,7 @@ def test_the_run_clock(burst: Burst) -> None:
     following.close()
 
 
+@full
 @fault("pod deleted", outcome="another pod goes on from the last checkpoint; nothing is printed twice")
 def test_a_deleted_pod(burst: Burst) -> None:
     handle = burst.submit(counting(25, 0.3))
@@ -199,7 +202,7 @@ if ctx.rank == 0:
     following.close()
 
 
-@pytest.mark.lab_full
+@full
 def test_a_foreign_image_with_the_runtime_copied_in(burst: Burst) -> None:
     burst.gpu.image("python", "runtime")
     site = burst.site_with(runtime_image="lab.local/runtime:1")

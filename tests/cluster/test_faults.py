@@ -86,6 +86,7 @@ def test_api_server_away_while_starting(burst: Burst) -> None:
     following.close()
 
 
+@full
 @fault("API server stopped at submission", outcome="ClusterUnreachable, retryable; the retry makes the one job")
 def test_api_server_away_at_submission(burst: Burst) -> None:
     spec = counting(2, 0.1)
@@ -367,7 +368,7 @@ def test_worker_killed_around_the_create_call(burst: Burst, tmp_path: Path, step
 
 
 @fault("worker's clock an hour off", outcome="no timeout passes early or late: times are the cluster's")
-@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("hours", [-1, pytest.param(1, marks=full)])
 def test_a_clock_an_hour_off(burst: Burst, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
     genuine = time.time
     monkeypatch.setattr("time.time", lambda: genuine() + 3600 * hours)
@@ -383,6 +384,7 @@ def test_a_clock_an_hour_off(burst: Burst, monkeypatch: pytest.MonkeyPatch, hour
     following.close()
 
 
+@full
 @fault("a rank's pod is lost (several nodes)", outcome="it is replaced; all ranks start again from the last checkpoint")
 def test_a_lost_rank(burst: Burst) -> None:
     body = """

@@ -24,6 +24,7 @@ from tests.lab_fixtures import GpuCluster, Stack
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(420)]
 fault = pytest.mark.fault
+full = pytest.mark.lab_full
 
 ROOT = Path(__file__).resolve().parents[2]
 PLATFORMS = ROOT / "tests" / "lab" / "platforms"
@@ -125,6 +126,7 @@ def test_the_whole_round_with_a_killed_pod(fab: Fab) -> None:
     assert found.inputs["wafers"].snapshot_id and found.gpus == 1
 
 
+@full
 @fault("triggerer killed while it follows", outcome="another takes over; the job is not touched; no line is missing")
 def test_a_second_triggerer_takes_over(fab: Fab) -> None:
     key = fab.trigger()
@@ -140,6 +142,7 @@ def test_a_second_triggerer_takes_over(fab: Fab) -> None:
     assert not missing, f"lines of rounds {missing} are not in the task's log"
 
 
+@full
 @fault("worker killed while it waits (deferrable=False)", outcome="the retry finds the same job and its output")
 def test_a_killed_worker(fab: Fab) -> None:
     key = fab.trigger("yield_rca_sync", pause_s=3)
@@ -151,7 +154,7 @@ def test_a_killed_worker(fab: Fab) -> None:
 
 
 @fault("marked failed, while deferred or on a worker", outcome="the job is deleted once, by UID; the log is closed")
-@pytest.mark.parametrize("dag_id", ["yield_rca", "yield_rca_sync"])
+@pytest.mark.parametrize("dag_id", ["yield_rca", pytest.param("yield_rca_sync", marks=full)])
 def test_marked_failed(fab: Fab, dag_id: str) -> None:
     key = fab.trigger(dag_id, pause_s=6)
     fab.wait_commits(key, 1)
@@ -163,6 +166,7 @@ def test_marked_failed(fab: Fab, dag_id: str) -> None:
     assert [close.verdict for close in fab.history(key).closes.values()] == ["cancelled"]
 
 
+@full
 @fault(
     "cleared while it runs", outcome="one job per generation: the old one is deleted, the new goes on from a checkpoint"
 )
