@@ -132,14 +132,13 @@ def guide(lab: Lab) -> str:
         if cluster.kubeconfig.exists():
             lines += [f"  cluster {name}: export KUBECONFIG={cluster.kubeconfig} PATH={lab.bin}:$PATH"]
     lines += ["", f"export GPU_BURST_PLATFORMS={HERE / 'platforms'}"]
-    lines.append(f"export GPU_BURST_PLATFORMS={HERE / 'platforms'}")
     for name, value in connections(lab).items():
         lines.append(f"export AIRFLOW_CONN_{name.upper()}='{json.dumps(value)}'")
     return "\n".join(lines)
 
 
 def connections(lab: Lab) -> dict[str, dict[str, Any]]:
-    """The three connections of the example DAGs, for this lab."""
+    """The connections of the example DAGs, for this lab."""
     keys = services.secrets_of(lab)
     secret = keys["s3_secret_key"]
     lake = {
@@ -176,9 +175,15 @@ def connections(lab: Lab) -> dict[str, dict[str, Any]]:
             "platform": "lab",
             "image": "lab.local/gpu-burst:1",
             "image_pull_policy": "Never",
+            "working_dir": "/opt/dags",
         },
     }
-    return {"iceberg_lake_default": lake, "object_store_default": store, "gpu_cluster_default": cluster}
+    return {
+        "iceberg_lake_default": lake,
+        "object_store_default": store,
+        "gpu_cluster_default": cluster,
+        "gpu_cluster_lab": cluster,
+    }
 
 
 def pod_secret(lab: Lab) -> dict[str, Any]:
