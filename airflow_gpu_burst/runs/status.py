@@ -164,8 +164,11 @@ class RunStatus:
         if self.phase.terminal:
             phases = (*phases[:-1], replace(phases[-1], phase=observation.phase))
         elif observation.phase is not self.phase:
+            # What runs again says when it first ran: that is what its run timeout counts from.
+            again = observation.phase is Phase.RESTARTING or any(e.phase is observation.phase for e in phases)
+            since = None if again else observation.since
             # Not before the phase before it: a later look may know an earlier time than the one that was guessed.
-            began = max(min(now if observation.since is None else observation.since, now), self.since)
+            began = max(min(now if since is None else since, now), self.since)
             phases = (*phases, PhaseEntry(phase=observation.phase, since=round(began, 3)))
             phases, sums = _folded(phases, sums)
         return replace(

@@ -127,7 +127,7 @@ def _ending(top: Object, pods: Sequence[Object], ends: Sequence[End]) -> bool:
     """Whether the cluster is about to say how it ended: then nothing restarts."""
     if reading.is_true(top, "SuccessCriteriaMet") or reading.is_true(top, "FailureTarget"):
         return True
-    if pods and all(reading.status(p).get("phase") == "Succeeded" for p in pods):
+    if pods and all(_succeeded(p) for p in pods):
         return True
     spec = top.get("spec") or {}
     failed = [e for e in ends if not e.disrupted]
@@ -135,6 +135,12 @@ def _ending(top: Object, pods: Sequence[Object], ends: Sequence[End]) -> bool:
         return True
     limit = spec.get("backoffLimit")
     return limit is not None and len(failed) > int(limit)
+
+
+def _succeeded(pod: Object) -> bool:
+    """By its phase, or by its main container: the phase follows a second later."""
+    ended = reading.state(reading.main_status(pod), "terminated")
+    return reading.status(pod).get("phase") == "Succeeded" or (ended is not None and ended.get("exitCode") == 0)
 
 
 def _not_running(

@@ -260,3 +260,18 @@ def test_runs_are_listed_by_dag_and_task_whatever_their_names_look_like(store: S
         k for k in keys if (k.dag_id, k.task_id) == ("a", "t_2")
     }
     assert list(statuses.listed(store, "never")) == []
+
+
+def test_what_runs_again_is_counted_from_when_it_did() -> None:
+    """A restarted run says since when it first ran, for its timeout; the seconds of its phases are not to follow."""
+    moments = [
+        (Phase.RUNNING, 10.0, 10.5),
+        (Phase.RESTARTING, 10.0, 30.0),
+        (Phase.RUNNING, 10.0, 40.0),
+        (Phase.RESTARTING, 10.0, 60.0),
+        (Phase.SUCCEEDED, 61.0, 61.0),
+    ]
+    status = RunStatus.begin(HANDLE, FULL, nodes=1, submitted_at=0.0)
+    for phase, since, now in moments:
+        status = status.moved(Observation(phase=phase, since=since), now)
+    assert status.durations(99.0) == {Phase.SUBMITTED: 10.0, Phase.RUNNING: 40.0, Phase.RESTARTING: 11.0}
