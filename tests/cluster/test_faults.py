@@ -217,23 +217,6 @@ def test_node_drained(burst: Burst) -> None:
     following.close()
 
 
-@full
-@fault("node gone for good (kubelet dead, pods evicted by the control plane)", outcome="RESTARTING; goes on elsewhere")
-def test_node_gone(burst: Burst) -> None:
-    handle = burst.submit(counting(400, 0.3))
-    following = burst.follow(handle)
-    following.until_line("step 3")
-    pod = burst.pods(handle)[0]["metadata"]["name"]
-    with burst.gpu.without("kubelet"):
-        # What the control plane does when a node stays away; its own patience is five minutes.
-        burst.gpu.kubectl("delete", "pod", pod, "--force", "--grace-period=0")
-        following.until(lambda step: step.observation.phase is not Phase.RUNNING, 60)
-    step = following.until_line("training starts from checkpoint", 120)
-    assert step.observation.phase in (Phase.RUNNING, Phase.RESTARTING, Phase.STARTING)
-    runs.cancel(burst.site, handle, "enough")
-    following.close()
-
-
 @fault("namespace deleted", outcome="LOST (Deleted), with what is gone; a submission names the namespace")
 def test_namespace_deleted(burst: Burst) -> None:
     name = "gone"
