@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,8 +9,8 @@ from dataclasses import dataclass, replace
 from airflow_gpu_burst.commands.words import keys_of, seconds_of
 from airflow_gpu_burst.errors import GpuBurstError, ObjectMissing, SpecError
 from airflow_gpu_burst.routes import Found
-from airflow_gpu_burst.runlog import History, RunLog
-from airflow_gpu_burst.runs import RunStatus, Site
+from airflow_gpu_burst.runlog import History, Open, RunLog
+from airflow_gpu_burst.runs import RunStatus, Site, recall
 from airflow_gpu_burst.runs import status as statuses
 from airflow_gpu_burst.spec import RunSpec
 from airflow_gpu_burst.state import Handle, Observation, Phase, RunKey
@@ -89,11 +88,11 @@ def find(site: Site, text: str) -> Run:
     return _by_path(site, text) if "/" in text else _by_name(site, text)
 
 
-def spec_of(store: Store, run_key: RunKey, digest: str) -> RunSpec | None:
+def spec_of(store: Store, run_key: RunKey, opened: Open) -> RunSpec | None:
     """What was asked for; None when it is not there, or of a release that this one cannot read."""
     try:
-        return RunSpec.from_dict(json.loads(store.get(f"{run_key.prefix}/spec/{digest}.json")))
-    except (ObjectMissing, ValueError, KeyError, TypeError):
+        return RunSpec.from_dict(recall(store, run_key, opened))
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -157,7 +156,7 @@ def _run(site: Site, run_key: RunKey, generation: int, history: History | None =
         )
     noted = statuses.read(site.store, run_key)
     status = noted if noted is not None and noted.generation == generation else None
-    spec = spec_of(site.store, run_key, history.opens[generation].spec_digest)
+    spec = spec_of(site.store, run_key, history.opens[generation])
     return Run(
         handle=_handle(site, run_key, generation, status, spec), history=history, here=False, status=status, spec=spec
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +15,7 @@ from airflow_gpu_burst.routes import ClusterConfig, KubeConfig
 from airflow_gpu_burst.routes.direct import DirectRoute
 from airflow_gpu_burst.runs import Site
 from airflow_gpu_burst.spec import RunSpec, Timeouts
-from airflow_gpu_burst.state import Handle, Observation, Phase, RunKey
+from airflow_gpu_burst.state import Handle, Phase, RunKey
 from airflow_gpu_burst.store import StoreConfig, open_store
 from tests.lab_fixtures import NAMESPACE, QUEUE, GpuCluster, Stack
 
@@ -191,10 +190,6 @@ def raw(command: str, **pod: Any) -> RunSpec:
 
 def ended(step: runs.Step) -> tuple[Phase, str]:
     return step.observation.phase, step.observation.reason
-
-
-def shown(observation: Observation) -> str:
-    return json.dumps(observation.__dict__)
 
 
 __all__ = ["QUEUE"]
