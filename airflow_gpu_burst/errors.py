@@ -183,6 +183,10 @@ NEVER_RETRIED = frozenset({ExitCode.REQUEST_WRONG, ExitCode.DATA_MISSING, ExitCo
 """Exit codes of a pod after which a retry would burn GPU hours on the same end."""
 
 
+FINAL_CODES = frozenset(int(code) for code in ExitCode) - {ExitCode.OK, ExitCode.RETRY_MAY_HELP}
+"""Exit codes of the runtime after which another pod would only meet the same end."""
+
+
 class RunFailed(GpuBurstError):
     """
     The run ended in failure.

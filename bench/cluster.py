@@ -89,8 +89,10 @@ class Cluster:
                 "extra": {"kube_config_path": path, "namespace": self.namespace},
             },
         }
+        # As on a worker, modules are compiled once and kept.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         return {
-            **os.environ,
+            **inherited,
             **{f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in connections.items()},
             "AIRFLOW_HOME": home,
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -113,12 +115,15 @@ class Cluster:
         return self._submit("printing", count, spec)
 
     def ending(self, count: int, after_s: Callable[[int], float]) -> list[Handle]:
-        """Jobs with the runtime, whose trainers sleep and succeed."""
+        """Jobs with the runtime, whose trainers sleep and then succeed, or fail, in turn."""
         return self._submit(
             f"ending-{uuid.uuid4().hex[:8]}",
             count,
             lambda number: RunSpec(
-                command=("sleep", f"{after_s(number):.2f}"), image=IMAGE, platform="generic", checkpoint=None
+                command=("sh", "-c", f"sleep {after_s(number):.2f}; exit {number % 2}"),
+                image=IMAGE,
+                platform="generic",
+                checkpoint=None,
             ),
         )
 

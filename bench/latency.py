@@ -220,6 +220,6 @@ def _watcher(cluster: Cluster, which: str, jobs: list[dict[str, Any]], poll_s: f
         done = subprocess.run(command, env=cluster.env(home), capture_output=True, text=True, check=True)
     events = [json.loads(line.removeprefix("EVENT")) for line in done.stdout.splitlines() if line.startswith("EVENT")]
     for event in events:
-        if event["how"] not in ("SUCCEEDED", "success"):
-            raise SystemExit(f"not a success: {event}")
+        if event["how"].upper() not in ("SUCCEEDED", "SUCCESS", "FAILED", "ERROR"):
+            raise SystemExit(f"not an end: {event}")
     return {event["name"]: event["at"] for event in events}

@@ -22,6 +22,9 @@ from airflow_gpu_burst.runtime.publication import publish
 from airflow_gpu_burst.state import Handle, Observation, Phase
 from airflow_gpu_burst.store import Store
 
+SETTLE_S = 10.0
+"""How long a cluster may take to see a failure that the runtime has told: 2 to 3 s, in the lab."""
+
 
 def collect(site: Site, handle: Handle, observation: Observation | None = None, *, timeout: str = "") -> RunResult:
     """
@@ -46,6 +49,7 @@ def collect(site: Site, handle: Handle, observation: Observation | None = None, 
     if handle.generation not in runlog.read().finishes:
         ended = observation or Observation(phase=Phase.LOST, reason="NoResult", message="no result in the run log")
         verdict = "cancelled" if timeout else verdict_of(ended)
+        _let_end(site, handle, ended)
         report = site.route.report(handle)  # before it is ended: afterwards there is less to see
         try:
             close = close_generation(runlog, handle.generation, verdict, ended.reason or "RunTimeout")
@@ -101,6 +105,21 @@ def end(site: Site, handle: Handle) -> None:
     """End the object, keep what it said, leave nothing of it on the machine."""
     site.route.cancel(handle)
     site.route.salvage(handle, site.store)
+
+
+def _let_end(site: Site, handle: Handle, ended: Observation) -> None:
+    """
+    The runtime's word on a failure is some seconds ahead of the cluster's. Without them the failed job would be deleted
+    as one that still runs, and nobody could look at it.
+    """
+    deadline = time.monotonic() + SETTLE_S
+    while ended.phase is Phase.FAILED and time.monotonic() < deadline:
+        try:
+            if site.route.observe(handle).terminal:
+                return
+        except GpuBurstError:
+            return
+        time.sleep(0.5)
 
 
 def _end_if_possible(site: Site, handle: Handle) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_gpu_burst.errors import ClusterForbidden, ClusterUnauthorized, GpuBurstError, ObjectMissing
+from airflow_gpu_burst.errors import FINAL_CODES, ClusterForbidden, ClusterUnauthorized, GpuBurstError, ObjectMissing
 from airflow_gpu_burst.routes import Live, Piece, Route
 from airflow_gpu_burst.runlog import RunLog
 from airflow_gpu_burst.runs.output import OutputReader, ranks_wanted
 from airflow_gpu_burst.runs.progress import Progress
+from airflow_gpu_burst.runtime.output import ENDED
 from airflow_gpu_burst.spec import Timeouts
 from airflow_gpu_burst.state import Handle, Observation, Phase
 from airflow_gpu_burst.store import Store
@@ -35,6 +36,8 @@ FINISHING = "Finishing"
 """The reason of a run whose pods have ended while the cluster has not said how."""
 LAST_LINE = b"gpu-burst: finished in "
 """How the last line of a successful run begins; a trainer may print it too, and causes a look at the run log."""
+LAST_WORD = f"gpu-burst: {ENDED} ".encode()
+"""How that of a failed one begins; it causes a look at what the runtime left in the store."""
 DRAIN_S = 5.0
 """How long the last live lines may take after a run without a spool has ended."""
 
@@ -133,7 +136,7 @@ class Follower:
         self._spool_due, self._spool_pause = 0.0, SPOOL_PAUSE_S[0]
         self._route, self._wake = route, wake
         self._live: Live | None = None
-        self._success: Observation | None = None
+        self._told: Observation | None = None
         self._unsaid: list[str] = []
         self._lock, self._closed = threading.Lock(), False
 
@@ -194,25 +197,42 @@ class Follower:
 
     def _decided(self, reader: OutputReader, observation: Observation, pieces: Sequence[Piece]) -> Observation:
         """
-        The success that the run log holds, some seconds before a cluster tells of it: a kubelet looks once a second,
-        the pod's phase comes a second later, the job's condition another.
+        The end that the runtime has told, some seconds before a cluster does: a kubelet looks once a second, the pod's
+        phase comes a second later, the job's condition another.
 
-        The runtime notes it and says so in its last line. So the log is asked when that line comes live: all lines
-        before it came live as well, and nothing is left to wait for. With several ranks the others have more to say;
-        then, and after a stream that broke off, it is asked when all pods have ended.
+        The runtime notes its end in the store and says so in its last line. So the store is asked when that line comes
+        live: all lines before it came live as well, and nothing is left to wait for. With several ranks the others have
+        more to say; then, and after a stream that broke off, it is asked when all pods have ended.
         """
         if observation.terminal or not self._spooled:
             return observation
-        last = self._ranks == 1 and reader.live() and any(LAST_LINE in piece.data for piece in pieces)
+        live = self._ranks == 1 and reader.live()
+        last = live and any(LAST_LINE in piece.data for piece in pieces)
         finishing = observation.reason == FINISHING and (self._last is None or self._last.reason != FINISHING)
-        if self._success is None and (last or finishing):
+        if self._told is None:
             with contextlib.suppress(GpuBurstError):  # then the cluster's word is waited for
-                log = RunLog(self._store, self._handle.run_key.prefix).read()
-                if self._handle.generation in log.finishes:
-                    self._success = replace(
-                        observation, phase=Phase.SUCCEEDED, reason="Succeeded", message="", since=self._wall(), code=0
-                    )
-        return self._success or observation
+                if last or finishing:
+                    self._told = self._finish(observation)
+                elif live and any(LAST_WORD in piece.data for piece in pieces):
+                    self._told = self._failure(reader, observation)
+        return self._told or observation
+
+    def _finish(self, observation: Observation) -> Observation | None:
+        """The success that the run log holds."""
+        log = RunLog(self._store, self._handle.run_key.prefix).read()
+        if self._handle.generation not in log.finishes:
+            return None
+        return replace(observation, phase=Phase.SUCCEEDED, reason="Succeeded", message="", since=self._wall(), code=0)
+
+    def _failure(self, reader: OutputReader, observation: Observation) -> Observation | None:
+        """The runtime's own word on a failure after which nothing is started again."""
+        # A pod that the cluster is taking away is replaced, whatever its trainer makes of that.
+        if observation.phase is not Phase.RUNNING or observation.reason:
+            return None
+        word = reader.end_word()
+        if word is None or word["code"] not in FINAL_CODES:
+            return None
+        return replace(observation, phase=Phase.FAILED, since=self._wall(), **word)
 
     def _output(self, reader: OutputReader, live: Live, observation: Observation, pieces: Sequence[Piece]) -> list[str]:
         # Kept until they are given out: the store may not answer now, and they come only once.

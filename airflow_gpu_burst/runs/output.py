@@ -9,6 +9,7 @@ Containers without the runtime (raw manifests) have no spool; their lines are pr
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from airflow_gpu_burst import contract
 from airflow_gpu_burst.errors import GpuBurstError, ObjectMissing
 from airflow_gpu_burst.routes import Piece
 from airflow_gpu_burst.runs.lines import LineAssembler
-from airflow_gpu_burst.runtime.output import chunk_key, stream_prefix
+from airflow_gpu_burst.runtime.output import chunk_key, end_key, stream_prefix
 from airflow_gpu_burst.store import Store
 
 STEP = 4
@@ -151,6 +152,18 @@ class OutputReader:
         going = [stream for stream in self._streams.values() if not stream.done and self._wanted(stream.rank)]
         return bool(going) and all(stream.live for stream in going)
 
+    def end_word(self) -> dict[str, Any] | None:
+        """
+        What the runtime left as its last word, code, reason and message, if the newest stream has failed.
+
+        :raises StoreError: cannot tell.
+        """
+        name = max(self._streams, default="")
+        try:
+            return _word(self._store.get(end_key(f"{stream_prefix(self._prefix, self._generation)}{name}")))
+        except ObjectMissing:
+            return None
+
     def read(self, *, ended: bool = False, find: bool = False) -> list[str]:
         """
         What the spool has beyond what was given out, at most STEP objects of it, so that a flood of output never
@@ -277,6 +290,14 @@ class OutputReader:
                 self._streams[name] = Stream(name, offset=state["offset"], lines=lines, aligned=aligned)
         if isinstance(times, Mapping):
             self._times = {str(name): str(time) for name, time in times.items()}
+
+
+def _word(data: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(data)
+        return {"code": int(found["code"]), "reason": str(found["reason"]), "message": str(found["message"])}
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _sound(name: Any, state: Any) -> bool:

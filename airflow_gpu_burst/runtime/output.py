@@ -45,6 +45,17 @@ def chunk_key(stream: str, offset: int) -> str:
     return f"{stream}/{offset:015d}.log"
 
 
+def end_key(stream: str) -> str:
+    """Key of a failed stream's last word, JSON: code, reason, message. Its log only says that it is there."""
+    folder, _, name = stream.rpartition("/")
+    prefix, _, generation = folder.rpartition("/output/")
+    return f"{prefix}/ends/{generation}/{name}.json"
+
+
+ENDED = "ended with exit code"
+"""How the last line of a failed run begins, after `gpu-burst: `."""
+
+
 class Output:
     """
     Takes bytes from any thread; keeps them in order in one file and on our stdout.

@@ -20,12 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from airflow_gpu_burst import contract
 from airflow_gpu_burst.contract import PodContext
 from airflow_gpu_burst.errors import ContractError, ExitCode, GpuBurstError, RunFailed
-from airflow_gpu_burst.runtime.output import Output, Spooler, chunk_key, stream_name, stream_prefix
+from airflow_gpu_burst.runtime.output import ENDED, Output, Spooler, chunk_key, end_key, stream_name, stream_prefix
 from airflow_gpu_burst.runtime.process import start_ticks
 from airflow_gpu_burst.runtime.scratch import PodFolder
 from airflow_gpu_burst.runtime.start import Identity, Pod, Stop
@@ -64,6 +64,11 @@ class Word:
     code: ExitCode
     reason: str
     message: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        # A kubelet takes at most 4096 bytes of a termination message.
+        return {"code": int(self.code), "reason": self.reason, "message": self.message[:3000]}
 
     @classmethod
     def of(cls, error: Exception) -> Self:
@@ -137,11 +142,22 @@ def _spooled(pod: Pod, stream: str) -> Word:
                 traceback.print_exc()
             word = Word.of(error)
             pod.output.say(f"{type(error).__name__}: {error}")
+            _note_end(pod, stream, word)
     # What the store does not take stays in the scratch folder, for whoever concludes the run.
     if spooler.finish():
         pod.workspace.spool_file.unlink(missing_ok=True)
     pod.output.close()
     return word
+
+
+def _note_end(pod: Pod, stream: str, word: Word) -> None:
+    """
+    Whoever follows the log finds the word in the store, two seconds before the cluster tells of it; the line says when
+    to look, since anybody can print a line.
+    """
+    with suppress(GpuBurstError):  # the cluster tells as well
+        pod.store.put(end_key(stream), json.dumps(word.to_dict()).encode())
+    pod.output.say(f"{ENDED} {int(word.code)} ({word.reason})")
 
 
 def _identity(env: Mapping[str, str]) -> Identity:
@@ -188,11 +204,10 @@ def _leave(env: Mapping[str, str], word: Word) -> None:
     path = env.get(contract.ENV_TERMINATION_FILE)
     if not path:
         return
-    # A kubelet takes at most 4096 bytes of a termination message. On a full disk the exit code remains.
-    values = {"code": int(word.code), "reason": word.reason, "message": word.message[:3000], "at": time.time()}
+    values = {**word.to_dict(), "at": time.time()}
     try:
         write_json(Path(path), values)
-    except OSError:
+    except OSError:  # on a full disk the exit code remains
         # A kubelet mounts this file into the container: nothing can be renamed over it.
         with suppress(OSError):
             Path(path).write_text(json.dumps(values), encoding="utf-8")

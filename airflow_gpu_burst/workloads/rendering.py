@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from airflow_gpu_burst.errors import ExitCode, SpecError
+from airflow_gpu_burst.errors import FINAL_CODES, SpecError
 from airflow_gpu_burst.spec import Timeouts
 from airflow_gpu_burst.workloads import identity
 from airflow_gpu_burst.workloads.kinds import JOB, JOBSET, Kind
@@ -12,8 +12,6 @@ from airflow_gpu_burst.workloads.pods import TRAINER, template, termination_s
 from airflow_gpu_burst.workloads.request import Request
 from airflow_gpu_burst.workloads.snapshot import Object
 
-FINAL_CODES = sorted(int(code) for code in ExitCode if code not in {ExitCode.OK, ExitCode.RETRY_MAY_HELP})
-"""Exit codes of the runtime after which another pod would only meet the same end."""
 DEADLINE_SLACK_S = 300
 """Seconds by which the server's deadline comes after the trigger's, so that the trigger, which can say more,
 comes first."""
@@ -66,7 +64,11 @@ def _job_spec(kind: Kind, request: Request, nodes: int) -> Object:
                 # Everything else counts: exit code 4 (a retry may help), 137 and 143 (killed).
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": TRAINER, "operator": "In", "values": FINAL_CODES},
+                    "onExitCodes": {
+                        "containerName": TRAINER,
+                        "operator": "In",
+                        "values": sorted(FINAL_CODES),
+                    },
                 },
             ]
         },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,9 @@ import pytest
 
 from airflow_gpu_burst import contract, runs
 from airflow_gpu_burst.contract import PodResult
+from airflow_gpu_burst.errors import RunFailed
 from airflow_gpu_burst.runlog import Member, RunLog, begin
+from airflow_gpu_burst.runtime.output import end_key, stream_prefix
 from airflow_gpu_burst.state import Handle, Phase
 from tests.behaviour.test_direct import STREAM, Cluster, lines, steps
 from tests.fake_apiserver import FakeApi
@@ -96,3 +100,48 @@ def test_the_last_line_is_the_end_of_it_too(cluster: Cluster, api: FakeApi) -> N
     found = steps(follower, lambda step: step.done)
     assert found[-1].observation.success and lines(found) == ["gpu-burst: finished in 1.0 s"]
     follower.close()
+
+
+FAILED = b"gpu-burst: ended with exit code 7 (TrainerFailed)\n"
+
+
+def leave_word(cluster: Cluster, handle: Handle, code: int = 7) -> None:
+    """As the runtime does, when its trainer has failed."""
+    stream = f"{stream_prefix(handle.run_key.prefix, handle.generation)}{STREAM}"
+    word = {"code": code, "reason": "TrainerFailed", "message": "the trainer exited with 1"}
+    cluster.site.store.put(end_key(stream), json.dumps(word).encode())
+
+
+def test_a_failure_is_told_by_the_last_line_and_the_word_in_the_store(cluster: Cluster, api: FakeApi) -> None:
+    handle, follower = printing(cluster, api)
+    leave_word(cluster, handle)
+    api.write("p", printed(FAILED))
+    found = steps(follower, lambda step: step.done)
+    follower.close()
+    observation = found[-1].observation
+    assert (observation.phase, observation.reason, observation.code) == (Phase.FAILED, "TrainerFailed", 7)
+    assert lines(found) == [FAILED.decode().strip()]
+    # Collecting waits for the cluster's own verdict, so that the failed job stays to be looked at.
+    threading.Timer(0.7, lambda: cluster.status(handle, "Failed", failed=1)).start()
+    with pytest.raises(RunFailed, match="the trainer exited with 1") as failure:
+        runs.collect(cluster.site, handle, observation)
+    assert failure.value.code == 7
+    assert [job["metadata"]["name"] for job in cluster.jobs()] == [handle.name]
+
+
+@pytest.mark.parametrize("case", ["a trainer's own line", "a retry may help", "the pod is taken away"])
+def test_what_is_no_end_yet_is_waited_for(case: str, cluster: Cluster, api: FakeApi) -> None:
+    handle, follower = printing(cluster, api)
+    if case != "a trainer's own line":
+        leave_word(cluster, handle, code=4 if case == "a retry may help" else 7)
+    if case == "the pod is taken away":
+        (pod,) = cluster.objects("Pod")
+        taken = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        api.put({**pod, "status": {**pod["status"], "conditions": [taken]}})
+        steps(follower, lambda step: step.observation.phase is not Phase.RUNNING)
+    api.write("p", printed(FAILED))
+    until = time.monotonic() + 1.0
+    found = steps(follower, lambda step: time.monotonic() > until)
+    follower.close()
+    assert not [step for step in found if step.done or step.observation.terminal]
+    assert FAILED.decode().strip() in lines(found)

@@ -217,6 +217,30 @@ def test_node_drained(burst: Burst) -> None:
     following.close()
 
 
+@full
+@fault(
+    "node gone: it is dead, and its object is deleted",
+    outcome="another pod goes on from the checkpoint; the old pod's containers, if they live on, are fenced",
+)
+def test_node_gone(burst: Burst) -> None:
+    handle = burst.submit(counting(120, 0.5, gpus=0))
+    following = burst.follow(handle)
+    following.until_line("step 6")
+    (old,) = burst.pods(handle)
+    node = old["spec"]["nodeName"]
+    with burst.gpu.without("kubelet"):  # its containers go on: a ghost
+        burst.gpu.kubectl("delete", "node", node)
+        deadline = time.monotonic() + 150
+        while {pod["metadata"]["uid"] for pod in burst.pods(handle)} <= {old["metadata"]["uid"]}:
+            assert time.monotonic() < deadline, "no other pod"
+            time.sleep(1)
+            following.steps.append(following.follower.step())
+    step = following.to_end(240)
+    result = burst.collect(handle, step)
+    assert result.result["steps"] == 120 and result.result["from"] >= 5 and result.generation == 1
+    following.close()
+
+
 @fault("namespace deleted", outcome="LOST (Deleted), with what is gone; a submission names the namespace")
 def test_namespace_deleted(burst: Burst) -> None:
     name = "gone"

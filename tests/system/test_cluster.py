@@ -55,6 +55,12 @@ class Fab:
             assert time.monotonic() < deadline, f"{history}\n{self.log(key)}\n{self.airflow.component_logs()}"
             time.sleep(0.3)
 
+    def wait_state(self, key: RunKey, state: str, pause_s: float = 0.2, timeout_s: float = 150) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (now := self.airflow.task_state(key.dag_id, key.run_id, key.task_id)) != state:
+            assert now not in ("success", "failed") and time.monotonic() < deadline, f"{now}\n{self.log(key)}"
+            time.sleep(pause_s)
+
     def log(self, key: RunKey, try_number: int = 1) -> str:
         return self.airflow.task_log(key.dag_id, key.run_id, key.task_id, try_number)
 
@@ -140,6 +146,49 @@ def test_a_second_triggerer_takes_over(fab: Fab) -> None:
     log = fab.log(key)
     missing = [n for n in range(10, 121, 10) if f"round {n} of 120" not in log]
     assert not missing, f"lines of rounds {missing} are not in the task's log"
+
+
+@full
+@fault("triggerer killed before its first look", outcome="its successor follows from the first line")
+def test_no_triggerer_when_it_defers(fab: Fab) -> None:
+    fab.airflow.kill_triggerer()
+    try:
+        key = fab.trigger()
+        fab.wait_state(key, "deferred")
+        fab.wait_commits(key)
+    finally:
+        fab.airflow.start_triggerer()
+    fab.success(key)
+    assert "round 10 of 120" in fab.log(key) and "round 120 of 120" in fab.log(key)
+
+
+@full
+@fault("triggerer killed as the run ends", outcome="the event comes again, from the run log; collected once")
+def test_the_triggerer_dies_with_the_event(fab: Fab) -> None:
+    key = fab.trigger(rounds=20, pause_s=0.5)
+    deadline = time.monotonic() + 120
+    while not fab.history(key).finishes:
+        assert time.monotonic() < deadline, fab.log(key)
+        time.sleep(0.02)
+    fab.airflow.kill_triggerer()
+    state = fab.airflow.task_state(key.dag_id, key.run_id, "train")
+    fab.airflow.start_triggerer()
+    fab.success(key)
+    assert state == "deferred", "the event was saved already: nothing was tested"
+    assert len(fab.history(key).opens) == len(fab.history(key).closes) == 1
+    assert fab.airflow.task(key.dag_id, key.run_id, "train")["try_number"] == 1
+
+
+@full
+@fault("worker killed while it collects", outcome="the retry collects the same result; nothing runs again")
+def test_a_worker_killed_while_it_collects(fab: Fab) -> None:
+    key = fab.trigger(rounds=20, pause_s=0.5)
+    fab.wait_state(key, "deferred")
+    fab.wait_state(key, "running", 0.02)
+    fab.airflow.kill_worker(key.dag_id, key.run_id, "train")
+    fab.success(key)
+    assert len(fab.history(key).opens) == 1 and len(fab.pods(key)) == 1
+    assert fab.airflow.task(key.dag_id, key.run_id, "train")["try_number"] == 2
 
 
 @full
