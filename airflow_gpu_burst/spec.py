@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from airflow_gpu_burst.errors import SpecError
 
 MAX_ARGUMENT = 100_000
 """Longest argument of a command, in bytes: Linux takes 128 KiB a string."""
 
+_LEAST_RATE = 100_000.0  # bytes per second: below, a checkpoint of 1 GB takes three hours, and it was a slip
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|M|G|T)?(i)?(B|bit)/s", re.ASCII)
+_PREFIXES = {None: 0, "k": 1, "M": 2, "G": 3, "T": 4}
 _MODEL_NAME = re.compile(r"(?=.{1,100}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*", re.ASCII)
 
 
@@ -73,17 +77,56 @@ class TablePin:
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
     """
-    How checkpoints are kept.
+    How checkpoints are saved and which of them stay restorable. What one rule keeps, no other takes away; what is
+    `pinned` (`ready(step, pin=True)`) stays in any case.
 
-    :param keep: how many commits stay restorable; at least 2, so that a damaged newest one has a
-        predecessor.
+    :param keep: the last so many commits; at least 2, so that a damaged newest one has a predecessor.
+    :param keep_every: also those of every step that is a multiple of this; None: none.
+    :param best: also the best by this metric, as given to `ready(step, loss=...)`; empty: none. A checkpoint without
+        the metric, or whose value is not finite, is never the best.
+    :param best_mode: whether a small or a large value is good.
+    :param keep_best: so many of the best.
+    :param bandwidth: bytes per second for the uploads of one node, as a number or as text with a unit (`"2GB/s"`,
+        `"500MiB/s"`, `"10Gbit/s"`); None: no limit. Kept as a number.
+    :param rdma: whether the store's RDMA path is used: `off`, `prefer` (TCP where it is declined) or `require`.
     """
 
     keep: int = 2
+    keep_every: int | None = None
+    best: str = ""
+    best_mode: Literal["min", "max"] = "min"
+    keep_best: int = 1
+    bandwidth: float | str | None = None
+    rdma: Literal["off", "prefer", "require"] = "off"
 
     def __post_init__(self) -> None:
-        if self.keep < 2:
-            raise SpecError(f"checkpoint keep={self.keep}: keep at least 2, so that a damaged one has a predecessor")
+        _check_count("keep", self.keep, 2, "keep at least 2, so that a damaged one has a predecessor")
+        if self.keep_every is not None:
+            _check_count("keep_every", self.keep_every, 1, "every so many steps, or None")
+        _check_count("keep_best", self.keep_best, 1, "so many of the best; without best=... none is kept for that")
+        if not isinstance(self.best, str):
+            raise SpecError(f"checkpoint best={self.best!r}: name a metric, e.g. 'loss', or give ''")
+        _check_choice("best_mode", self.best_mode, ("min", "max"))
+        _check_choice("rdma", self.rdma, ("off", "prefer", "require"))
+        object.__setattr__(self, "bandwidth", _bytes_per_second(self.bandwidth))
+
+    @classmethod
+    def of(cls, given: int | Mapping[str, Any] | Self) -> Self | None:
+        """
+        What a DAG says: how many to keep (0: no checkpoints at all), the fields as a dict, or one of these.
+
+        :raises SpecError: none of them.
+        """
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, Mapping):
+            known = [field.name for field in fields(cls)]
+            if unknown := sorted(set(given) - set(known)):
+                raise SpecError(f"checkpoints has {', '.join(map(repr, unknown))}: use {', '.join(known)}")
+            return cls(**given)
+        if isinstance(given, int) and not isinstance(given, bool):
+            return cls(keep=given) if given else None
+        raise SpecError(f"checkpoints={given!r}: give a number to keep, 0 for none, or a dict such as {{'keep': 2}}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +225,14 @@ class RunSpec:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what is computed and where; timeouts are left out, they change neither."""
+        """
+        SHA-256 of what is computed and where; what changes neither is left out: timeouts, and of checkpoints how fast
+        they are saved and which further ones are kept.
+        """
         data = self.to_dict()
         del data["timeouts"]
+        if data["checkpoint"]:
+            data["checkpoint"] = {"keep": data["checkpoint"]["keep"]}
         if data["manifest"] is None:
             del data["manifest"]  # digests of releases without manifests stay what they were
         text = json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
@@ -215,3 +263,31 @@ def _check_command(command: Any) -> None:
                 f"an argument of the command has a NUL or {len(part)} characters, and the kernel takes {MAX_ARGUMENT} "
                 "bytes; hand long values over as trainer_params"
             )
+
+
+def _check_count(name: str, value: Any, least: int, advice: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SpecError(f"checkpoint {name}={value!r}: {advice}")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise SpecError(f"checkpoint {name}={value!r}: use one of {', '.join(choices)}")
+
+
+def _bytes_per_second(given: Any) -> float | None:
+    """A rate as a number: units of 1000, with an `i` of 1024; bits count as eighths of bytes."""
+    if given is None:
+        return None
+    rate = math.nan
+    if isinstance(given, str) and (found := _RATE.fullmatch(given.strip())):
+        number, prefix, binary, unit = found.groups()
+        rate = float(number) * (1024 if binary else 1000) ** _PREFIXES[prefix] / (8 if unit == "bit" else 1)
+    elif isinstance(given, int | float) and not isinstance(given, bool):
+        rate = float(given)
+    if not (math.isfinite(rate) and rate >= _LEAST_RATE):
+        raise SpecError(
+            f"checkpoint bandwidth={given!r}: give bytes per second, or text such as '2GB/s' or '10Gbit/s', "
+            f"at least {_LEAST_RATE / 1e6:g} MB/s, or None for no limit"
+        )
+    return rate

@@ -31,6 +31,8 @@ def parser() -> ArgumentParser:
     _add_cancel(commands, [site, _output_option()])
     _add_gc(commands, [site, _output_option()])
     _add_bundle(commands, [_output_option()])
+    _add_checkpoint(commands)
+    _add_checkpoints(commands, site)
     return top
 
 
@@ -229,3 +231,54 @@ def _add_bundle(commands: Any, parents: list[ArgumentParser]) -> None:
         "  gpu-burst bundle build/opt/gpu-burst\n",
     )
     bundle.add_argument("folder", metavar="FOLDER", help="new or empty")
+
+
+def _add_checkpoint(commands: Any) -> None:
+    """For a trainer that is no Python: what `context()` does."""
+    top = _command(
+        commands,
+        "checkpoint",
+        [],
+        "In a trainer: say that a checkpoint is ready. It is uploaded while training goes on.",
+        '  cp weights.bin "$(gpu-burst checkpoint folder 1200)" && gpu-burst checkpoint ready 1200\n',
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    folder = verbs.add_parser("folder", help="make the folder for a step's files, and print its path")
+    folder.add_argument("step", type=count, metavar="STEP")
+    ready = verbs.add_parser("ready", help="all files of a step are written")
+    ready.add_argument("step", type=count, metavar="STEP")
+    ready.add_argument("--metric", type=pair, action="append", default=[], metavar="NAME=NUMBER", help="kept with it")
+    ready.add_argument("--pin", action="store_true", help="keep it for ever")
+    ready.add_argument("--self", action="store_true", help="with several ranks: rank 0's files are all of it")
+    verbs.add_parser("agent", help="what the runtime starts to move bytes; reads requests from standard input")
+
+
+def _add_checkpoints(commands: Any, site: ArgumentParser) -> None:
+    top = _command(
+        commands,
+        "checkpoints",
+        [],
+        "Look at the checkpoints of a run, check them, bring one back, delete what nobody needs. With --store (or "
+        "GPU_BURST_STORE, as in a pod) neither Airflow nor a connection is asked.",
+        "  gpu-burst checkpoints ls yield_rca/train/manual__2026-01-01\n"
+        "  gpu-burst checkpoints verify gpu-cli-fit-0123456789ab-g1\n"
+        "  gpu-burst checkpoints restore --store s3://burst/fab yield_rca/train/manual__2026-01-01 newest ./weights\n",
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    common = ArgumentParser(add_help=False, parents=[site, _output_option()])
+    common.add_argument(
+        "--store", default="", metavar="URI", help="s3://bucket/prefix or file:///folder, with keys from AWS_…"
+    )
+    common.add_argument("run", metavar="RUN", help=f"{_RUN}, or its key prefix in the store, runs/…")
+    which = "number of the commit as `ls` shows it, or newest"
+    verbs.add_parser("ls", parents=[common], help="a line for each commit")
+    show = verbs.add_parser("show", parents=[common], help="the files of one")
+    show.add_argument("seq", metavar="SEQ", help=which)
+    verify = verbs.add_parser("verify", parents=[common], help="read all bytes; exit code 5 when some are damaged")
+    verify.add_argument("seq", nargs="?", default="", metavar="SEQ", help=f"{which} (default: all that are there)")
+    restore = verbs.add_parser("restore", parents=[common], help="bring one back into a folder, verified")
+    restore.add_argument("seq", metavar="SEQ", help=which)
+    restore.add_argument("target", metavar="FOLDER", help="new or empty")
+    restore.add_argument("--rank", type=count, default=0, metavar="N", help="whose files win where names are the same")
+    gc = verbs.add_parser("gc", parents=[common], help="what a collector would delete of a run that is over")
+    gc.add_argument("--yes", action="store_true", help="delete it")

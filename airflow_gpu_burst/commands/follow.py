@@ -83,14 +83,6 @@ class Aside:
         """The store's."""
         self._store.create(key, data)
 
-    def upload(self, key: str, path: str) -> None:
-        """The store's."""
-        self._store.upload(key, path)
-
-    def download(self, key: str, path: str) -> None:
-        """The store's."""
-        self._store.download(key, path)
-
     def list(self, prefix: str) -> Iterator[Entry]:
         """The store's."""
         return self._store.list(prefix)

@@ -42,6 +42,9 @@ twice this, and some seconds, between its own SIGTERM and SIGKILL."""
 ENV_SITE = "GPU_BURST_SITE"
 """Set by the launcher of a runtime that an init container brought: the folder of its packages."""
 
+PINNED = "pinned"
+"""Among a checkpoint's metrics, true: it is kept for ever. No metric may have this name."""
+
 _HEADER = re.compile(rb"gpu-burst: output ([0-9A-Za-z-]{1,64}) rank (0|[1-9]\d{0,5}) of ([1-9]\d{0,5})\r?\n?")
 
 
@@ -170,6 +173,8 @@ class PodResult:
     :param result: manifest of the trainer's own result (`context().result(...)`), or None.
     :param model: manifest of the model's files, or None when nothing is published.
     :param step: step of the last committed checkpoint, or None.
+    :param model_uri: the folder of the published model: its files under their own names, or empty.
+    :param checkpoints: what checkpoints cost rank 0, numbers by name (see the schema); None: there was none.
     """
 
     seconds: float
@@ -178,6 +183,8 @@ class PodResult:
     model_name: str = ""
     model_version: str = ""
     step: int | None = None
+    model_uri: str = ""
+    checkpoints: Mapping[str, float] | None = None
     version: int = CONTRACT_VERSION
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from airflow_gpu_burst.errors import CatalogError, SnapshotGone, SpecError
+from airflow_gpu_burst.lake.cached import DataFiles, cache_of
 from airflow_gpu_burst.lake.catalog import CatalogConfig, catalog_errors, load_table, opened
 from airflow_gpu_burst.lake.pins import check
 from airflow_gpu_burst.spec import TablePin
+from airflow_gpu_burst.transfer.cache import NodeCache
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
     from pyiceberg.table import DataScan, FileScanTask
 
 REFRESH_S = 900.0
@@ -33,6 +38,7 @@ def batches(
     world_size: int = 1,
     columns: Sequence[str] | None = None,
     row_filter: str | None = None,
+    cache: NodeCache | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.RecordBatch]:
     """
@@ -48,9 +54,10 @@ def batches(
 
     :param columns: names, in the order wanted; None: all.
     :param row_filter: an expression of Iceberg, e.g. `"tool = 'ETCH-3' and depth > 1.5"`.
+    :param cache: where data files are kept on this node; None: what GPU_BURST_CACHE says, if anything.
     """
     _check_rank(rank, world_size)
-    return _batches(config, pin, rank, world_size, columns, row_filter, clock)
+    return _batches(config, pin, rank, world_size, columns, row_filter, cache or cache_of(os.environ), clock)
 
 
 def table(
@@ -68,7 +75,7 @@ def table(
     _check_rank(rank, world_size)
     with opened(config) as catalog:
         plan = _plan(catalog, config, pin, columns, row_filter)
-        rows = _share(config, pin, plan, rank, world_size, time.monotonic)
+        rows = _share(config, pin, plan, rank, world_size, cache_of(os.environ), time.monotonic)
         return pa.Table.from_batches(rows, schema=plan.schema)
 
 
@@ -118,11 +125,12 @@ def _batches(
     world_size: int,
     columns: Sequence[str] | None,
     row_filter: str | None,
+    cache: NodeCache | None,
     clock: Callable[[], float],
 ) -> Iterator[pa.RecordBatch]:
     with opened(config) as catalog:
         plan = _plan(catalog, config, pin, columns, row_filter)
-        yield from _share(config, pin, plan, rank, world_size, clock)
+        yield from _share(config, pin, plan, rank, world_size, cache, clock)
 
 
 def _share(
@@ -131,20 +139,28 @@ def _share(
     plan: _Plan,
     rank: int,
     world_size: int,
+    cache: NodeCache | None,
     clock: Callable[[], float],
 ) -> Iterator[pa.RecordBatch]:
     loaded = clock()
     counts = [task.file.record_count for task in plan.tasks]
-    for index, first, last in ranges(counts, rank, world_size):
-        if clock() - loaded > REFRESH_S:
-            # renews the storage credentials, and sees to it that the snapshot is still there
-            plan, loaded = replace(plan, scan=plan.renew()), clock()
-        found = _read(config, pin, plan, plan.tasks[index])
-        # The cuts are at rows of the file. Where deletes and the filter have left fewer, every rank moves a
-        # cut by the same rule.
-        left = sum(batch.num_rows for batch in found)
-        begin, end = first * left // counts[index], last * left // counts[index]
-        yield from _between(found, begin, end, plan.schema)
+    share = ranges(counts, rank, world_size)
+    with ExitStack() as stack:
+        files: DataFiles | None = None
+        if cache is not None:
+            files = DataFiles(cache, [plan.tasks[index] for index, _, _ in share], lambda: plan.scan.io)
+            stack.enter_context(closing(files))
+        for number, (index, first, last) in enumerate(share):
+            if clock() - loaded > REFRESH_S:
+                # renews the storage credentials, and sees to it that the snapshot is still there
+                plan, loaded = replace(plan, scan=plan.renew()), clock()
+            with files.reading(number) if files else nullcontext(plan.scan.io) as io:
+                found = _read(config, pin, plan, plan.tasks[index], io)
+            # The cuts are at rows of the file. Where deletes and the filter have left fewer, every rank moves a
+            # cut by the same rule.
+            left = sum(batch.num_rows for batch in found)
+            begin, end = first * left // counts[index], last * left // counts[index]
+            yield from _between(found, begin, end, plan.schema)
 
 
 def _between(found: list[pa.RecordBatch], begin: int, end: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -216,7 +232,7 @@ def _scan(
         ) from error
 
 
-def _read(config: CatalogConfig, pin: TablePin, plan: _Plan, task: FileScanTask) -> list[pa.RecordBatch]:
+def _read(config: CatalogConfig, pin: TablePin, plan: _Plan, task: FileScanTask, io: FileIO) -> list[pa.RecordBatch]:
     """
     One file. ArrowScan is given one task at a time: given all, it decodes as many as there are threads ahead
     of the reader and keeps them.
@@ -224,7 +240,7 @@ def _read(config: CatalogConfig, pin: TablePin, plan: _Plan, task: FileScanTask)
     from pyiceberg.io.pyarrow import ArrowScan
 
     scan = plan.scan
-    arrow = ArrowScan(scan.table_metadata, scan.io, scan.projection(), scan.row_filter)
+    arrow = ArrowScan(scan.table_metadata, io, scan.projection(), scan.row_filter)
     try:
         with catalog_errors(config, table=pin.table):
             return list(arrow.to_record_batches([task]))

@@ -50,7 +50,8 @@ class GpuJobOperator(BaseOperator):
     :param trainer_params: JSON-safe values, the trainer's `context().params`.
     :param env: plain environment of the trainer; never a secret.
     :param working_dir: folder that the command runs in; a connection's own (where its image keeps the trainers) wins.
-    :param checkpoints: how many stay restorable (at least 2); 0: the run keeps none.
+    :param checkpoints: how many stay restorable (at least 2), or all that `spec.Checkpointing` knows, as one or as a
+        dict: `{"keep": 2, "best": "loss", "bandwidth": "2GB/s"}`; 0: the run keeps none.
     :param publish: name under which the trainer's model is published; empty: not at all.
     :param platform: None: the connection's.
     :param queue_name: Kueue LocalQueue; None: the connection's. (`queue` is Airflow's own: which worker runs the task.)
@@ -99,7 +100,7 @@ class GpuJobOperator(BaseOperator):
         trainer_params: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         working_dir: str = "",
-        checkpoints: int = 2,
+        checkpoints: int | Mapping[str, Any] | Checkpointing = 2,
         publish: str = "",
         platform: str | None = None,
         queue_name: str | None = None,
@@ -268,10 +269,12 @@ class GpuJobOperator(BaseOperator):
         self._store_uri = site.store.uri
         for key, address in links.of_result(outcome, site.console_url).items():
             context["ti"].xcom_push(key=key, value=address)
-        self._report_phases(context, site, handle)
+        self._report_phases(context, site, handle, result.checkpoints)
         return outcome
 
-    def _report_phases(self, context: Context, site: runs.Site, handle: Handle) -> None:
+    def _report_phases(
+        self, context: Context, site: runs.Site, handle: Handle, checkpoints: Mapping[str, float] | None = None
+    ) -> None:
         status = runs.read_status(site.store, handle)
         if status is not None:
             metrics.report_phases(
@@ -279,6 +282,7 @@ class GpuJobOperator(BaseOperator):
                 status.durations(time.time()),
                 cluster=status.cluster or handle.connection,
                 queue=status.queue,
+                checkpoints=checkpoints,
             )
 
     def _announce(self, context: Context, site: runs.Site, handle: Handle) -> None:
@@ -321,7 +325,7 @@ class GpuJobOperator(BaseOperator):
             params=dict(self.trainer_params),
             env=dict(self.env),
             working_dir=cluster.working_dir or self.working_dir,
-            checkpoint=Checkpointing(keep=self.checkpoints) if self.checkpoints else None,
+            checkpoint=Checkpointing.of(self.checkpoints),
             publish=self.publish,
             timeouts=Timeouts(
                 queue_s=_seconds(self.queue_timeout),

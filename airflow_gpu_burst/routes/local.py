@@ -29,8 +29,8 @@ from airflow_gpu_burst.errors import ClusterUnreachable, ExitCode, RouteError, S
 from airflow_gpu_burst.routes import ClusterConfig, Found, Job, Piece
 from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK, end_trainers
 from airflow_gpu_burst.runtime.output import send_rest
-from airflow_gpu_burst.runtime.pod import ENV_PROCESS_FILE
 from airflow_gpu_burst.runtime.process import boot_id, kill_group, start_ticks
+from airflow_gpu_burst.runtime.start import ENV_PROCESS_FILE
 from airflow_gpu_burst.runtime.workspace import Workspace, write_json
 from airflow_gpu_burst.spec import RunSpec
 from airflow_gpu_burst.state import Handle, Observation, Phase, RunKey

@@ -9,10 +9,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from airflow_gpu_burst import contract
-from airflow_gpu_burst.checkpoint.tree import read_manifest
+from airflow_gpu_burst.checkpoint import read_bytes
 from airflow_gpu_burst.contract import PodResult
-from airflow_gpu_burst.errors import NEVER_RETRIED, ChecksumMismatch, GpuBurstError, RunFailed, RunTimeout
+from airflow_gpu_burst.errors import NEVER_RETRIED, GpuBurstError, RunFailed, RunTimeout
 from airflow_gpu_burst.runlog import Finish, Finished, Member, RunLog, begin, close_generation
 from airflow_gpu_burst.runs import requests
 from airflow_gpu_burst.runs.output import last_lines
@@ -62,7 +61,7 @@ def collect(site: Site, handle: Handle, observation: Observation | None = None, 
             raise _failure(site, handle, ended, timeout, f"{report}{left}")
     finish = runlog.read().finishes[handle.generation]
     pod = PodResult.from_dict(finish.result)
-    model_key = publish(site.store, handle.run_key, handle.generation, pod) or ""
+    model_key = publish(site.store, site.store_config, handle.run_key, handle.generation, pod) or ""
     result, result_key = _result(site.store, pod)
     close_generation(runlog, handle.generation, "succeeded", "finished")
     site.route.settle(handle, site.store)
@@ -77,6 +76,8 @@ def collect(site: Site, handle: Handle, observation: Observation | None = None, 
         model_key=model_key,
         model_name=pod.model_name,
         model_version=pod.model_version,
+        model_uri=pod.model_uri,
+        checkpoints=pod.checkpoints,
     )
 
 
@@ -165,13 +166,8 @@ def _advice(site: Site, handle: Handle, observation: Observation) -> str:
 def _result(store: Store, pod: PodResult) -> tuple[Any, str]:
     if pod.result is None:
         return None, ""
-    (entry,) = read_manifest(store, pod.result.key, pod.result.sha256)
-    data = store.get(entry["key"])
-    if contract.sha256_hex(data) != entry["sha256"]:
-        raise ChecksumMismatch(
-            f"{entry['key']} is not the result that the run log names; clear the task to run it again"
-        )
-    return (json.loads(data) if len(data) <= RESULT_LIMIT else None), str(entry["key"])
+    key, data = read_bytes(store, pod.result.key, pod.result.sha256)
+    return (json.loads(data) if len(data) <= RESULT_LIMIT else None), key
 
 
 def _end_status(site: Site, handle: Handle, observation: Observation) -> None:

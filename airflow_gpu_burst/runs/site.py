@@ -48,6 +48,8 @@ class RunResult:
     :param result: the trainer's own result; None when it gave none or it is larger than RESULT_LIMIT.
     :param result_key: where the result lies in the store.
     :param model_key: the model version's record in the store, or empty.
+    :param model_uri: the folder of the published model, its files under their own names; or empty.
+    :param checkpoints: what checkpoints cost, numbers by name (`PodResult.checkpoints`), or None.
     """
 
     run_key: RunKey
@@ -58,6 +60,8 @@ class RunResult:
     model_key: str
     model_name: str
     model_version: str
+    model_uri: str = ""
+    checkpoints: Mapping[str, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe, as it travels through XCom."""

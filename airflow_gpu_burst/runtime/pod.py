@@ -28,13 +28,11 @@ from airflow_gpu_burst.errors import ContractError, ExitCode, GpuBurstError, Run
 from airflow_gpu_burst.runtime.output import ENDED, Output, Spooler, chunk_key, end_key, stream_name, stream_prefix
 from airflow_gpu_burst.runtime.process import start_ticks
 from airflow_gpu_burst.runtime.scratch import PodFolder
-from airflow_gpu_burst.runtime.start import Identity, Pod, Stop
+from airflow_gpu_burst.runtime.start import ENV_PROCESS_FILE, Identity, Pod, Stop
 from airflow_gpu_burst.runtime.training import train
 from airflow_gpu_burst.runtime.workspace import Workspace, write_json
 from airflow_gpu_burst.store import Store, StoreConfig, open_store
 
-ENV_PROCESS_FILE = "GPU_BURST_PROCESS_FILE"
-"""Set by the local route: where the runtime says which process it is."""
 ENV_KEEP_SCRATCH = "GPU_BURST_KEEP_SCRATCH"
 """Set to keep the scratch folder after the run, to look at what a trainer left."""
 

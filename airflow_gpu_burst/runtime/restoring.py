@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from airflow_gpu_burst.checkpoint import restore_trees
 from airflow_gpu_burst.errors import ChecksumMismatch, ObjectMissing
 from airflow_gpu_burst.runlog import Epoch
+from airflow_gpu_burst.runtime.agent_process import Agent
 from airflow_gpu_burst.runtime.output import Output
-from airflow_gpu_burst.store import Store
+from airflow_gpu_burst.runtime.telling import Telling, moved, size_text
+from airflow_gpu_burst.runtime.totals import Totals
 
 
-def restore(store: Store, epoch: Epoch, target: Path, output: Output, rank: int = 0) -> tuple[Epoch, int | None]:
+def restore(
+    agent: Agent,
+    epoch: Epoch,
+    target: Path,
+    output: Output,
+    *,
+    rank: int = 0,
+    local: Sequence[Path] = (),
+    totals: Totals | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[Epoch, int | None]:
     """
     Bring back the newest checkpoint that the epoch may restore: the files of all ranks that saved it.
 
@@ -20,17 +32,28 @@ def restore(store: Store, epoch: Epoch, target: Path, output: Output, rank: int 
     (the world may have been a larger one). A damaged checkpoint is said and skipped: the epoch starts anew from the
     commit before, so that the log, not a guess, says what was restored. Returns the epoch that now holds, and the
     step or None.
+
+    :param local: copies that this node has kept; what is whole in them need not be fetched.
+    :param totals: counts.
+    :param check: called several times a second; what it raises ends the restore.
     """
+    totals = totals or Totals()
     while (commit := epoch.restore_from) is not None:
         manifests = sorted(commit.manifests.items(), key=lambda item: (rank_of(item[0]) != rank, rank_of(item[0])))
+        telling = Telling(f"restoring checkpoint {commit.step}", output.say)
         try:
-            total = restore_trees(store, manifests, target)
+            restored = agent.restore(manifests, target, local, progress=telling.progress, check=check)
         except (ObjectMissing, ChecksumMismatch) as damage:
             output.say(f"checkpoint {commit.step} is damaged, going back to the one before: {damage}")
             shutil.rmtree(target, ignore_errors=True)
             epoch = epoch.restart_without(commit.seq)
             continue
-        output.say(f"restored checkpoint {commit.step}: {total} bytes")
+        size = restored.fetched + restored.reused
+        totals.restored_bytes += size
+        totals.reused_bytes += restored.reused
+        totals.restore_s += telling.seconds
+        reused = f", {size_text(restored.reused)} of them from this node" if restored.reused else ""
+        output.say(f"restored checkpoint {commit.step}: {moved(size, telling.seconds)}{reused}")
         return epoch, commit.step
     return epoch, None
 

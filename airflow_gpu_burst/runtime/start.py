@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from airflow_gpu_burst import contract
@@ -14,6 +16,9 @@ from airflow_gpu_burst.errors import ExitCode, GpuBurstError, RunFailed
 from airflow_gpu_burst.runtime.output import Output
 from airflow_gpu_burst.runtime.workspace import Workspace
 from airflow_gpu_burst.store import Store
+
+ENV_PROCESS_FILE = "GPU_BURST_PROCESS_FILE"
+"""Set by the local route: where the runtime says which process it is. Its scratch folder is the run's own then."""
 
 
 class Terminated(RunFailed):
@@ -38,15 +43,20 @@ class Identity:
 
 @dataclass
 class Stop:
-    """Why the process must end, set from signal handlers and threads; the first reason counts."""
+    """
+    Why the process must end, set from signal handlers and threads; the first reason counts.
+
+    :param at: monotonic seconds when it came.
+    """
 
     reason: GpuBurstError | None = None
     event: threading.Event = field(default_factory=threading.Event)
+    at: float | None = None
 
     def because(self, reason: GpuBurstError) -> None:
         """Ask whoever waits to end."""
         if self.reason is None:
-            self.reason = reason
+            self.reason, self.at = reason, time.monotonic()
         self.event.set()
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -60,6 +70,15 @@ class Stop:
         """
         if self.reason is not None:
             raise self.reason
+
+    def check_after(self, grace_s: float) -> None:
+        """
+        For what is nearly done: there is some time yet after the reason came.
+
+        :raises GpuBurstError: the reason, if it is older than `grace_s` seconds.
+        """
+        if self.at is not None and time.monotonic() - self.at > grace_s:
+            self.check()
 
     def sleep(self, seconds: float) -> None:
         """
@@ -93,6 +112,11 @@ class Pod:
     def grace_s(self) -> float:
         """Seconds between SIGTERM and SIGKILL for the trainer."""
         return float(self.env.get(contract.ENV_GRACE) or 30)
+
+    @property
+    def kept(self) -> Path | None:
+        """Where this node keeps checkpoints that are in the store, for whichever pod comes next; None: nowhere."""
+        return None if ENV_PROCESS_FILE in self.env else self.workspace.root.parent / "kept"
 
     @property
     def leads(self) -> bool:

@@ -58,6 +58,7 @@ def _runtime(base: Mapping[str, str]) -> dict[str, str]:
 def _variables(pod: Pod, step: int | None) -> dict[str, str]:
     variables = {
         ENV_WORKSPACE: str(pod.workspace.root),
+        "GPU_BURST_CHECKPOINT_DIR": str(pod.workspace.checkpoints),
         "GPU_BURST_MODEL_DIR": str(pod.workspace.model),
         "GPU_BURST_RESULT_FILE": str(pod.workspace.result_file),
         "GPU_BURST_PARAMS": json.dumps(dict(pod.context.params)),
@@ -84,6 +85,7 @@ def write_trainer_file(pod: Pod, epoch: Epoch, step: int | None) -> None:
             "rank": pod.identity.rank,
             "world_size": context.world_size,
             "restored_step": step,
+            "kept": None if pod.kept is None else str(pod.kept),
             "run": {**context.run_key.to_dict(), "generation": context.generation, "epoch": epoch.number},
         },
     )

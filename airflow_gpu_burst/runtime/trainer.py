@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import shutil
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_burst.contract import ENV_CATALOG_SECRETS
-from airflow_gpu_burst.errors import ContractError, SpecError
+from airflow_gpu_burst.errors import ContractError, SpecError, StoreFull
+from airflow_gpu_burst.runtime.announcing import announcement
 from airflow_gpu_burst.runtime.workspace import ENV_WORKSPACE, Workspace, write_json
 from airflow_gpu_burst.spec import TablePin
 
@@ -75,6 +79,7 @@ class TrainerContext:
 
     :param params: the operator's `params`.
     :param restored: the checkpoint to go on from, or None: start at the beginning.
+    :param kept: where this node has copies of checkpoints that are in the store, or None.
     """
 
     params: Mapping[str, Any]
@@ -84,6 +89,7 @@ class TrainerContext:
     run: Mapping[str, Any]
     restored: Restored | None
     workspace: Workspace
+    kept: Path | None = None
 
     @property
     def model_dir(self) -> Path:
@@ -95,38 +101,57 @@ class TrainerContext:
         An empty folder for this rank's part of the checkpoint of `step`. Write all files, then call `ready(step)`.
 
         A restored checkpoint has the files of all ranks in one folder; of files that several ranks saved under the same
-        name, each rank finds its own.
+        name, each rank finds its own. When the disk has not room for one more checkpoint, local copies of those that
+        are in the store make room.
         """
-        folder = self.workspace.checkpoint(step)
-        folder.mkdir(parents=True, exist_ok=True)
+        with self._stall():
+            folder = self.workspace.checkpoint(step)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._make_room()
         return folder
 
-    def ready(self, step: int, *, ranks: Literal["all", "self"] = "all", **metrics: float) -> None:
+    def ready(self, step: int, *, ranks: Literal["all", "self"] = "all", pin: bool = False, **metrics: float) -> None:
         """
         This rank's part of the checkpoint of `step` is complete. Returns at once, uploads while training goes on.
 
         A rank is a node (a pod). With several, the checkpoint exists once every rank has called `ready(step)`, in the
         same order of steps; one that some rank leaves out is dropped, and said. Where rank 0 has everything (plain data
         parallelism), rank 0 alone calls `ready(step, ranks="self")`. Under torchrun call it in one process per node,
-        after a barrier.
+        after a barrier. Where the files are one rank's, a checkpoint that has waited for over 5 s behind another's
+        upload gives way to a newer one.
 
         :param ranks: whose files make up the checkpoint: every rank's, or this rank's (rank 0 only).
+        :param pin: keep it for ever. Rank 0's word counts.
         :param metrics: numbers to keep with it, e.g. `loss=0.12`; NaN and infinity are kept as text. Rank 0's count.
         :raises SpecError: nothing was written for that step, a metric is no number, or another rank than 0 says "self".
         """
-        if step < 0:
-            raise SpecError(f"ready({step}): steps count from 0")
-        if ranks not in ("all", "self"):
-            raise SpecError(f'ready({step}, ranks={ranks!r}): say "all" or "self"')
-        if ranks == "self" and self.rank != 0:
-            raise SpecError(
-                f'ready({step}, ranks="self") on rank {self.rank}: a checkpoint of one rank is rank 0\'s; call it '
-                "there only, or ready(step) on every rank"
+        with self._stall():
+            values, alone = announcement(
+                step, metrics, ranks=ranks, pin=pin, rank=self.rank, world_size=self.world_size
             )
-        if not any(self.workspace.checkpoint(step).glob("*")):
-            raise SpecError(f"ready({step}): write files into checkpoint_folder({step}) first")
-        values = {name: _number(name, value) for name, value in metrics.items()}
-        self.workspace.mark_ready(step, values, alone=ranks == "self" or self.world_size == 1)
+            if not any(self.workspace.checkpoint(step).glob("*")):
+                raise SpecError(f"ready({step}): write files into checkpoint_folder({step}) first")
+            self.workspace.mark_ready(step, values, alone=alone)
+
+    def _make_room(self) -> None:
+        """For as much as the last checkpoint took, and a tenth."""
+        size = self.workspace.size() * 11 // 10
+        if not size or shutil.disk_usage(self.workspace.root).free >= size:
+            return
+        from airflow_gpu_burst.checkpoint.space import Kept
+
+        try:
+            Kept(self.kept or self.workspace.root / "kept").make_room(size, self.workspace.root)
+        except StoreFull as error:
+            # It is an estimate: this one may be smaller, and the system has the last word.
+            sys.stderr.write(f"gpu-burst: {error}\n")
+
+    @contextmanager
+    def _stall(self) -> Iterator[None]:
+        """What training waits for is counted, and told in the run's result."""
+        began = time.perf_counter()
+        yield
+        self.workspace.note_stall(time.perf_counter() - began)
 
     def result(self, values: Mapping[str, Any]) -> None:
         """Hand over the run's result, a JSON-safe dict: the operator returns it. The last call counts."""
@@ -134,14 +159,6 @@ class TrainerContext:
             write_json(self.workspace.result_file, dict(values))
         except (TypeError, ValueError) as error:
             raise SpecError(f"result must be JSON-safe, without NaN: {error}") from error
-
-
-def _number(name: str, value: Any) -> float | str:
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise SpecError(f"metric {name}={value!r} is no number") from error
-    return number if math.isfinite(number) else str(number)
 
 
 def context() -> TrainerContext:
@@ -177,4 +194,5 @@ def context() -> TrainerContext:
         run=data["run"],
         restored=None if step is None else Restored(int(step), workspace.restored),
         workspace=workspace,
+        kept=Path(data["kept"]) if data["kept"] else None,
     )

@@ -15,23 +15,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from airflow_gpu_burst import contract
-from airflow_gpu_burst.checkpoint import save_bytes, save_tree
-from airflow_gpu_burst.contract import Artifact, PodResult
-from airflow_gpu_burst.errors import GpuBurstError, Renamed, SpecError
+from airflow_gpu_burst.errors import GpuBurstError, Renamed
 from airflow_gpu_burst.runlog import Epoch, Member, RunLog, begin
+from airflow_gpu_burst.runtime.finishing import finish
+from airflow_gpu_burst.runtime.keeping import forget_copies
+from airflow_gpu_burst.runtime.kit import Kit, agent_of
 from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK, TrainerLock, end_trainers, end_workspace
 from airflow_gpu_burst.runtime.peers import Peers
 from airflow_gpu_burst.runtime.process import TrainerProcess, describe_exit
-from airflow_gpu_burst.runtime.publication import model_version, publish
-from airflow_gpu_burst.runtime.restoring import restore
 from airflow_gpu_burst.runtime.start import Pod
 from airflow_gpu_burst.runtime.supervision import Fence, Watch
 from airflow_gpu_burst.runtime.told import environment, write_trainer_file
-from airflow_gpu_burst.runtime.uploads import Uploader
+from airflow_gpu_burst.runtime.totals import Totals
 from airflow_gpu_burst.runtime.workspace import write_json
 
 FLUSH_S = 600.0
-"""How long the last checkpoint may take after the trainer's end."""
+"""How long the last checkpoint may stand still after the trainer's end. It is waited for as long as it moves."""
 
 
 def train(pod: Pod) -> None:
@@ -53,44 +52,44 @@ def train(pod: Pod) -> None:
         sleep=pod.stop.sleep,
     )
     # Only now: this is the present epoch, so whatever trainer there is belongs to one that is over.
-    lock = _trainer_lock(pod)
+    kit = Kit(pod=pod, log=log, agent=agent_of(pod), totals=Totals(), lock=_trainer_lock(pod))
     first_start: float | None = None
-    while True:
-        try:
-            epoch, step = restore(pod.store, epoch, pod.workspace.restored, pod.output, identity.rank)
-            pod.stop.check()
-            first_start = first_start or time.monotonic()
-            _train_in(pod, log, epoch, step, lock, first_start)
-            return
-        except Renamed as news:
-            pod.output.say(f"training is interrupted: {news}")
-            epoch = epoch.restart()
-            pod.workspace.prepare()
+    try:
+        while True:
+            try:
+                epoch, step = kit.restore(epoch)
+                pod.stop.check()
+                first_start = first_start or time.monotonic()
+                _train_in(kit, epoch, step, first_start)
+                return
+            except Renamed as news:
+                pod.output.say(f"training is interrupted: {news}")
+                kit.totals.stalled(pod.workspace.stalls())
+                epoch = epoch.restart()
+                pod.workspace.prepare()
+    finally:
+        kit.agent.close()
 
 
-def _train_in(pod: Pod, log: RunLog, epoch: Epoch, step: int | None, lock: TrainerLock | None, start: float) -> None:
+def _train_in(kit: Kit, epoch: Epoch, step: int | None, start: float) -> None:
     """
     One epoch, to the end of the run.
 
     :raises Renamed: to the end of the epoch only.
     """
+    pod, lock = kit.pod, kit.lock
     context = pod.context
     where = "from the beginning" if step is None else f"from checkpoint {step}"
     pod.output.say(f"training starts {where} (generation {context.generation}, log record {epoch.number})")
     write_trainer_file(pod, epoch, step)
     peers = Peers(pod.store, epoch, context.world_size)
-    uploader = Uploader(
-        store=pod.store,
-        workspace=pod.workspace,
-        epoch=epoch,
-        keep=context.checkpoint.keep if context.checkpoint else 2,
-        output=pod.output,
-        peers=peers,
-        rank=pod.identity.rank,
-    )
+    keeping = kit.keeping(epoch)
+    uploader = kit.uploader(epoch, peers, keeping)
     uploader.step = step
     fence = Fence(epoch, pod.stop)
     watch = Watch(stop=pod.stop, fence=fence, uploader=uploader, run_s=context.run_s, first_start=start)
+    if context.checkpoint is not None:
+        kit.agent.start()
     trainer = _start_trainer(pod, step, lock)
     uploader.start()
     fence.start()
@@ -102,18 +101,23 @@ def _train_in(pod: Pod, log: RunLog, epoch: Epoch, step: int | None, lock: Train
             uploader.abandon()
             raise
         except BaseException:
-            uploader.finish(pod.grace_s if pod.stop.reason else FLUSH_S, peers_s=pod.grace_s)
+            hurry = pod.stop.reason is not None
+            uploader.finish(pod.grace_s if hurry else FLUSH_S, peers_s=pod.grace_s, hurry=hurry)
             if context.world_size > 1:
                 with suppress(GpuBurstError):  # it says less than what is raised
                     peers.flushed(succeeded=False)
             raise
-        uploader.finish(FLUSH_S)
+        uploader.finish(FLUSH_S, hurry=False)
+        kit.totals.stalled(pod.workspace.stalls())
         if pod.leads:
-            _finish(pod, epoch, uploader.step)
+            keeping.finish()
+            finish(kit, epoch, uploader.step)
         else:
-            _await_result(pod, watch, peers, log)
+            _await_result(pod, watch, peers, kit.log)
+        forget_copies(pod.kept, context.run_key)
     finally:
         fence.end()
+        keeping.close()
 
 
 def _await_others(pod: Pod, watch: Watch, peers: Peers) -> None:
@@ -198,40 +202,3 @@ def _trainer_lock(pod: Pod) -> TrainerLock | None:
     if lock.acquire():
         pod.output.say("a trainer that an earlier start left behind was ended")
     return lock
-
-
-def _check_result(data: bytes) -> None:
-    try:
-        json.loads(data)
-    except ValueError as error:
-        raise SpecError(f"the trainer's result is no JSON ({error}); write it with context().result(...)") from error
-
-
-def _finish(pod: Pod, epoch: Epoch, step: int | None) -> None:
-    """The trainer is done: what it made becomes the run's one result."""
-    context, store, workspace = pod.context, pod.store, pod.workspace
-    result = model = None
-    if workspace.result_file.is_file():
-        data = workspace.result_file.read_bytes()
-        _check_result(data)
-        saved = save_bytes(store, data, f"{epoch.data_prefix}/result", "result.json")
-        result = Artifact(key=saved.key, sha256=saved.sha256)
-    if context.publish:
-        if not any(workspace.model.iterdir()):
-            raise SpecError(
-                f"publish={context.publish!r}, but the trainer left no file in context().model_dir; "
-                "write the model there, or drop publish"
-            )
-        tree = save_tree(store, workspace.model, f"{epoch.data_prefix}/model")
-        model = Artifact(key=tree.key, sha256=tree.sha256)
-    pod_result = PodResult(
-        seconds=round(time.monotonic() - pod.began, 3),
-        result=result,
-        model=model,
-        model_name=context.publish if model else "",
-        model_version=model_version(context.run_key, context.generation) if model else "",
-        step=step,
-    )
-    epoch.finish(pod_result.to_dict(), (model.key, model.sha256) if model else None)
-    key = publish(store, context.run_key, context.generation, pod_result)
-    pod.output.say(f"finished in {pod_result.seconds:.1f} s" + (f", model published as {key}" if key else ""))

@@ -1,7 +1,7 @@
 """
 What every store can do, and which keys it takes. Two implementations are shipped: a directory and S3.
 
-Seven verbs, chosen so that both can keep the promise: `create` is the only one with a condition, and
+Five verbs, chosen so that both can keep the promise: `create` is the only one with a condition, and
 nothing is ever renamed or appended to.
 """
 
@@ -60,14 +60,6 @@ class Store(Protocol):
         whose bytes they are: an ObjectExists may be about one's own earlier attempt, or about one that a
         proxy repeated.
         """
-        ...
-
-    def upload(self, key: str, path: str) -> None:
-        """Write a file of any size, without holding it in memory. It must not change meanwhile."""
-        ...
-
-    def download(self, key: str, path: str) -> None:
-        """Read into `path`, which appears whole (written to `path.part`, synced, renamed) or not at all."""
         ...
 
     def list(self, prefix: str) -> Iterator[Entry]:

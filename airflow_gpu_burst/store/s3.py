@@ -8,23 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_gpu_burst.errors import ObjectMissing, StoreError
-from airflow_gpu_burst.store import files
 from airflow_gpu_burst.store.config import StoreConfig
 from airflow_gpu_burst.store.interface import Entry, check_key, check_prefix, is_key
-from airflow_gpu_burst.store.s3_transfer import Download, Window
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
 
 T = TypeVar("T")
-
-_MIB = 1 << 20
-_MAX_PARTS = 9000  # S3 allows 10,000; the rest is room for a file size that was rounded
-_THREADS = 4  # parts in flight: enough to fill a NIC's first gigabytes without starving a data loader
 
 
 class S3Store:
@@ -33,8 +26,6 @@ class S3Store:
 
     :param attempts: per request, `create` excepted: that makes one, since a repeated conditional write
         may find its own first one.
-    :param part_size: bytes per part of a multipart upload; raised for files of over 9000 parts. Files
-        up to this size go in one request.
     """
 
     def __init__(
@@ -44,7 +35,6 @@ class S3Store:
         attempts: int = 5,
         connect_timeout_s: float = 10,
         read_timeout_s: float = 60,
-        part_size: int = 64 * _MIB,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._config = config
@@ -52,7 +42,6 @@ class S3Store:
         self._base = f"{config.prefix}/" if config.prefix else ""
         self._attempts = attempts
         self._timeouts = (connect_timeout_s, read_timeout_s)
-        self._part_size = part_size
         self._sleep = sleep
         self._lock = threading.Lock()
         self._made: S3Client | None = None
@@ -85,29 +74,6 @@ class S3Store:
             lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*"),
             attempts=1,
         )
-
-    def upload(self, key: str, path: str) -> None:
-        """One request up to the size of a part, else parts in parallel; then the size is verified."""
-        with files.reading(path) as (fd, size):
-            if size > self._part_size:
-                self._upload_parts(key, fd, size)
-                return
-            name = self._name(key)
-            self._call(
-                "upload",
-                key,
-                lambda: self._client.put_object(
-                    Bucket=self._bucket,
-                    Key=name,
-                    Body=cast(IO[bytes], Window(fd, 0, size)),
-                    ContentLength=size,
-                ),
-            )
-
-    def download(self, key: str, path: str) -> None:
-        """A broken stream goes on where it broke, as long as the object is the same."""
-        with files.landing(path) as fd:
-            self._call("download", key, Download(self._client, self._bucket, self._name(key), fd))
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """Objects whose key begins with `prefix`, page by page."""
@@ -159,52 +125,6 @@ class S3Store:
             pause = 0.2 * 2 ** (self._attempts - left)
             self._sleep(min(pause, 5.0) * (0.5 + os.urandom(1)[0] / 256))  # jitter: ranks fail together
         raise AssertionError("unreachable")
-
-    def _upload_parts(self, key: str, fd: int, size: int) -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
-        name = self._name(key)
-        where: Any = {"Bucket": self._bucket, "Key": name}
-        step = max(self._part_size, -(-size // (_MAX_PARTS * _MIB)) * _MIB)
-        upload: Any = self._call("upload", key, lambda: self._client.create_multipart_upload(**where))["UploadId"]
-
-        def send(number: int) -> CompletedPartTypeDef:
-            start = (number - 1) * step
-            length = min(step, size - start)
-            answer = self._call(
-                "upload",
-                key,
-                lambda: self._client.upload_part(
-                    **where,
-                    UploadId=upload,
-                    PartNumber=number,
-                    Body=cast(IO[bytes], Window(fd, start, length)),
-                    ContentLength=length,
-                ),
-            )
-            return {"ETag": answer["ETag"], "PartNumber": number}
-
-        pool = ThreadPoolExecutor(_THREADS)
-        try:
-            parts = list(pool.map(send, range(1, -(-size // step) + 1)))
-            with suppress(ObjectMissing):  # NoSuchUpload: the answer to a first attempt was lost
-                self._call(
-                    "upload",
-                    key,
-                    lambda: self._client.complete_multipart_upload(
-                        **where, UploadId=upload, MultipartUpload={"Parts": parts}
-                    ),
-                )
-            stored = self._call("upload", key, lambda: self._client.head_object(**where))["ContentLength"]
-            if stored != size:
-                raise StoreError(f"upload {key!r}: {size} bytes were sent, {stored} are stored. Upload it again")
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            with suppress(StoreError):
-                self._call("upload", key, lambda: self._client.abort_multipart_upload(**where, UploadId=upload))
-            raise
-        finally:
-            pool.shutdown()
 
 
 def _connect(config: StoreConfig, connect_timeout_s: float, read_timeout_s: float) -> S3Client:

@@ -1,4 +1,4 @@
-"""What an S3 server's answer means: the one function that turns botocore's errors into ours."""
+"""What an S3 server's answer means: the one place that turns it, and botocore's errors, into ours."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ def mapped(error: Exception, action: str, key: str, config: StoreConfig) -> Stor
     """The error of ours that `error` means for `action` on `key`."""
     from botocore.exceptions import ClientError
 
-    doing = f"{action} {key!r} in {config.uri}"
     if isinstance(error, ClientError):
-        return _answered(error, action, doing, config)
-    return _unanswered(error, doing, config)
+        answer: Any = error.response
+        detail = answer.get("Error", {})
+        status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        return answered(status, str(detail.get("Code", "")), str(detail.get("Message", "")), action, key, config)
+    return _unanswered(error, f"{action} {key!r} in {config.uri}", config)
 
 
-def _answered(error: Any, action: str, doing: str, config: StoreConfig) -> StoreError:
-    detail = error.response.get("Error", {})
-    code = str(detail.get("Code", ""))
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    text = f"{doing}: HTTP {status} {code} {detail.get('Message', '')}".rstrip()
+def answered(status: int, code: str, message: str, action: str, key: str, config: StoreConfig) -> StoreError:
+    """The error of ours that an answer means: HTTP status, S3's own error code (empty: none) and its message."""
+    doing = f"{action} {key!r} in {config.uri}"
+    text = f"{doing}: HTTP {status} {code} {message}".rstrip()
     endpoint = config.endpoint_url or "the region's own endpoint"
 
     if code in _MISSING:
@@ -60,7 +61,7 @@ def _answered(error: Any, action: str, doing: str, config: StoreConfig) -> Store
     if status == 507 or "QuotaExceeded" in code or "StorageFull" in code:
         return StoreFull(f"{text}. Free space in the store, raise its quota, or set GPU_BURST_STORE to another")
     if status in (401, 403) or code in _FORBIDDEN:
-        return StoreForbidden(f"{text}. This needs {_PERMISSION[action]}; check the store's credentials and policy")
+        return _refused(text, code, action)
     if status == 412:
         if action == "create":
             return ObjectExists(f"{doing}: there is an object already")
@@ -73,6 +74,12 @@ def _answered(error: Any, action: str, doing: str, config: StoreConfig) -> Store
         # A proxy without a backend says 404 too. Taken for "no such key", it would wipe a run's memory.
         return StoreUnavailable(f"{text}. That is no answer of an S3 server; check endpoint {endpoint}")
     return StoreError(f"{text}. Check bucket, region ({config.region or 'default'}) and endpoint ({endpoint})")
+
+
+def _refused(text: str, code: str, action: str) -> StoreError:
+    if code == "RequestTimeTooSkewed":
+        return StoreUnavailable(f"{text}. This machine's clock, or the store's, is off: set it right, then try again")
+    return StoreForbidden(f"{text}. This needs {_PERMISSION[action]}; check the store's credentials and policy")
 
 
 def _unanswered(error: Exception, doing: str, config: StoreConfig) -> StoreError:

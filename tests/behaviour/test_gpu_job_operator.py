@@ -232,8 +232,10 @@ def test_a_worker_whose_task_was_marked_or_cleared_ends_the_run(airflow: Airflow
 def test_a_full_store_fails_the_run_and_says_to_make_room(airflow: Airflow) -> None:
     """A file size limit stands in for a full disk: writes fail half way, with the same kind of error."""
     body = (
-        "import resource; open(ctx.model_dir / 'w', 'wb').write(b'x' * 3_000_000)\n"
-        "import os, signal; resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
+        "import os, pathlib, resource; open(ctx.model_dir / 'w', 'wb').write(b'x' * 3_000_000)\n"
+        "tasks = pathlib.Path(f'/proc/{os.getppid()}/task').iterdir()\n"
+        "agents = {int(pid) for task in tasks for pid in (task / 'children').read_text().split()} - {os.getpid()}\n"
+        "for pid in {os.getppid(), *agents}: resource.prlimit(pid, resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
     )
     job = airflow.job(body, publish="model")
     with pytest.raises((AirflowFailException, RunFailed), match="StoreFull|space"):

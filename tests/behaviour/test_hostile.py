@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_burst import runs
+from airflow_gpu_burst.checkpoint import save_bytes
 from airflow_gpu_burst.errors import (
     ClusterUnreachable,
     Fenced,
@@ -22,13 +23,16 @@ from airflow_gpu_burst.errors import (
     StoreForbidden,
     StoreUnavailable,
 )
-from airflow_gpu_burst.runlog import RunLog
+from airflow_gpu_burst.runlog import Member, RunLog, begin, open_generation
 from airflow_gpu_burst.runs import OutputReader
 from airflow_gpu_burst.runs.output import stream_prefix
+from airflow_gpu_burst.runtime import keeping
 from airflow_gpu_burst.runtime.output import chunk_key
-from airflow_gpu_burst.spec import RunSpec
+from airflow_gpu_burst.runtime.workspace import Workspace
+from airflow_gpu_burst.spec import Checkpointing, RunSpec
 from airflow_gpu_burst.state import Phase
 from airflow_gpu_burst.store import Entry, Store, StoreConfig, open_store
+from airflow_gpu_burst.transfer import Mover, open_mover
 from tests.behaviour.conftest import KEY, Lab, trainer
 from tests.behaviour.test_local_runs import alive, commits, counting, failure, kill_runtime, runtime_pid, trainer_pid
 
@@ -153,40 +157,42 @@ def test_an_argument_that_the_kernel_refuses_is_refused_before(command: tuple[st
 def test_a_store_that_does_not_delete_costs_room_not_the_run(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_gpu_burst.checkpoint import save_bytes
-    from airflow_gpu_burst.runtime import uploads
-
     class NoDelete:
-        def __init__(self, store: Store) -> None:
-            self._store = store
+        def __init__(self, mover: Mover) -> None:
+            self._mover = mover
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(self._store, name)
+            return getattr(self._mover, name)
 
-        def delete(self, key: str) -> None:
+        def delete(self, keys: Any) -> None:
             raise StoreForbidden("s3:DeleteObject")
 
-    store = lab.site.store
-    manifest = save_bytes(store, b"x", "old", "f")
-
-    class Epoch:
-        """Only what the uploader asks of one: a retired commit to delete."""
-
-        def retire(self, keep: int) -> tuple[Any, ...]:
-            return (type("Commit", (), {"manifests": {manifest.key: manifest.sha256}}),)
-
+    monkeypatch.setattr(keeping, "open_mover", lambda config: NoDelete(open_mover(config)))
+    store, log = lab.site.store, RunLog(lab.site.store, KEY.prefix)
+    open_generation(log, 1, spec_digest="d", max_tries=0, try_number=1, restore_since=1)
+    member = Member(owner="owner", rank=0, pod_uid="pod", nonce="nonce")
+    epoch = begin(log, generation=1, member=member, world_size=1, deadline_s=10)
     said: list[str] = []
-    uploader = uploads.Uploader(
-        store=NoDelete(store),  # type: ignore[arg-type]
-        workspace=type("Workspace", (), {"ready": staticmethod(list)}),  # type: ignore[arg-type]
-        epoch=Epoch(),  # type: ignore[arg-type]
-        keep=2,
-        output=type("Output", (), {"say": staticmethod(said.append)}),  # type: ignore[arg-type]
+    kept = keeping.Keeping(
+        workspace=Workspace(tmp_path),
+        epoch=epoch,
+        log=log,
+        store=store,
+        config=lab.site.store_config,
+        policy=Checkpointing(keep=2),
+        kept=None,
+        run_key=KEY,
+        rank=0,
+        say=said.append,
     )
-    uploader._may_retire = True
-    for _ in range(5):
-        uploader._take_all()
-    assert uploader.error is None and len(said) == 1 and "could not be deleted" in said[0]
+    for step in range(5):
+        saved = save_bytes(store, b"x", f"{epoch.data_prefix}/step-{step}", "f")
+        epoch.commit(step, {saved.key: saved.sha256})
+        kept.committed()
+        kept.clean()
+    kept.close()
+    assert [commit.step for commit in log.read().live] == [3, 4]
+    assert len(said) == 1 and "could not be deleted" in said[0]
 
 
 def damage_log(lab: Lab) -> None:

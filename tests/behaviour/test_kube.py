@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_gpu_burst.errors import (
@@ -643,6 +643,7 @@ def test_a_clock_that_is_set_is_followed(api: FakeApi, kube: Kube) -> None:
     offset=st.floats(-1e5, 1e5),
     asked=st.lists(st.tuples(st.floats(0, 30), st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=40),
 )
+@settings(deadline=None)  # a busy machine is no wrong answer
 def test_the_true_offset_is_never_missed(offset: float, asked: list[tuple[float, float, float]]) -> None:
     """Whatever the delays there and back, the answer is within half a second and half of the quickest round trip."""
     from email.utils import formatdate

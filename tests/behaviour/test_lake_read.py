@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,11 +14,15 @@ from hypothesis import strategies as st
 from pyiceberg.types import StringType
 
 from airflow_gpu_burst.errors import SnapshotGone, SpecError
-from airflow_gpu_burst.lake import read
+from airflow_gpu_burst.lake import cached, read
+from airflow_gpu_burst.lake.cached import DataFiles
 from airflow_gpu_burst.lake.pins import PinRequest, pin
 from airflow_gpu_burst.spec import TablePin
+from airflow_gpu_burst.transfer.cache import NodeCache
 from tests import lake_fixtures
+from tests.faulty_s3 import FaultyS3
 from tests.lake_fixtures import WAFERS, Lake, key, wafers
+from tests.s3_bucket import Body, Object
 
 lake = lake_fixtures.lake
 
@@ -257,3 +266,128 @@ def test_an_expiry_during_a_long_read_is_told(files: Lake) -> None:
     files.expire(found.snapshot_id)
     with pytest.raises(SnapshotGone, match="expired"):
         list(rows)
+
+
+class TestCache:
+    """Data files by way of a cache on this node."""
+
+    @pytest.fixture
+    def cache(self, tmp_path: Path) -> NodeCache:
+        return NodeCache(tmp_path / "cache", 10**9)
+
+    def rows(self, lake: Lake, found: TablePin, cache: NodeCache, world_size: int = 3, **how: Any) -> list[int]:
+        """Of all ranks."""
+        shares = [
+            read.batches(lake.config, found, rank=rank, world_size=world_size, cache=cache, **how)
+            for rank in range(world_size)
+        ]
+        return [number for share in shares for batch in share for number in batch.column("wafer").to_pylist()]
+
+    def test_the_same_rows(self, files: Lake, cache: NodeCache, tmp_path: Path) -> None:
+        found = pinned(files)
+        without = [number for rank in range(3) for number in numbers(files, found, rank, 3)]
+        assert self.rows(files, found, cache) == without
+        assert len(list((tmp_path / "cache").iterdir())) == 7 + 1  # and the lock
+
+    def test_the_same_rows_with_deletes_and_a_filter(self, files: Lake, cache: NodeCache) -> None:
+        files.load().delete("wafer > 20")
+        files.load().delete("wafer = 3")
+        assert sorted(self.rows(files, pinned(files), cache)) == [n for n in range(21) if n != 3]
+        assert sorted(self.rows(files, pinned(files), cache, row_filter="wafer > 9")) == list(range(10, 21))
+        assert sorted(self.rows(files, pinned(files), cache, columns=["wafer"])) == [n for n in range(21) if n != 3]
+
+    def test_each_file_is_fetched_once_for_all_ranks(
+        self, files: Lake, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fetched: list[str] = []
+        genuine = DataFiles._fetch
+
+        def watched(self: DataFiles, location: str, size: int, fd: int) -> None:
+            fetched.append(location)
+            genuine(self, location, size, fd)
+
+        monkeypatch.setattr(DataFiles, "_fetch", watched)
+        found = pinned(files)
+        for _ in range(2):
+            assert sorted(self.rows(files, found, cache)) == list(range(28))
+        assert len(fetched) == len(set(fetched)) == 7
+
+    def test_what_is_there_is_not_read_from_the_storage(
+        self, files: Lake, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+
+        found = pinned(files)
+        self.rows(files, found, cache)
+        opened: list[str] = []
+        genuine = PyArrowFileIO.new_input
+
+        def watched(self: PyArrowFileIO, location: str) -> Any:
+            opened.append(location)
+            return genuine(self, location)
+
+        monkeypatch.setattr(PyArrowFileIO, "new_input", watched)
+        assert sorted(self.rows(files, found, cache)) == list(range(28))
+        data = {task.file.file_path for task in files.load().scan().plan_files()}
+        assert opened and not data & set(opened)
+
+    @pytest.mark.parametrize("limit", [0, 1, 2500])
+    def test_without_room(self, files: Lake, tmp_path: Path, limit: int) -> None:
+        assert sorted(self.rows(files, pinned(files), NodeCache(tmp_path / "cache", limit))) == list(range(28))
+
+    def test_a_cache_that_breaks(self, files: Lake, cache: NodeCache, tmp_path: Path) -> None:
+        found = pinned(files)
+        shutil.rmtree(tmp_path / "cache")
+        (tmp_path / "cache").write_text("a file")
+        assert sorted(self.rows(files, found, cache)) == list(range(28))
+
+    def test_by_the_environment(self, files: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GPU_BURST_CACHE", str(tmp_path / "env"))
+        assert sorted(numbers(files, pinned(files), 0, 1)) == list(range(28))
+        assert len(list((tmp_path / "env").iterdir())) == 7 + 1
+        monkeypatch.setenv("GPU_BURST_CACHE_SIZE", "ten")
+        with pytest.raises(SpecError, match="GPU_BURST_CACHE_SIZE='ten'"):
+            numbers(files, pinned(files), 0, 1)
+        monkeypatch.setenv("GPU_BURST_CACHE_SIZE", "1000000")
+        monkeypatch.setenv("GPU_BURST_CACHE", "/proc/nowhere")
+        assert sorted(numbers(files, pinned(files), 0, 1)) == list(range(28))
+
+
+@pytest.mark.parametrize(
+    ("location", "properties", "expected"),
+    [
+        ("s3://b/a/data/x=1/f.parquet", {}, ("s3://b", "a/data/x=1/f.parquet")),
+        ("s3a://b/a%20b/f.parquet", {}, ("s3://b", "a%20b/f.parquet")),
+        ("s3://b/a//f.parquet", {}, None),
+        ("s3://b/a/f.parquet", {"s3.endpoint": ""}, None),
+        ("s3://b/a/f.parquet", {"s3.remote-signing-enabled": "true"}, None),
+        ("s3://b/a/f.parquet", {"s3.signer": "S3V4RestSigner"}, None),
+        ("file:///a/f.parquet", {}, None),
+        ("gs://b/a/f.parquet", {}, None),
+    ],
+)
+def test_which_files_this_packages_engine_fetches(
+    location: str, properties: dict[str, str], expected: tuple[str, str] | None
+) -> None:
+    given = {"s3.endpoint": "http://s3:9000", "s3.access-key-id": "a", "s3.secret-access-key": "b", **properties}
+    found = cached.place(location, given)
+    assert (found and (found[0].uri, found[1])) == expected
+
+
+def test_files_in_s3_come_by_this_packages_engine(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 100
+    with FaultyS3(bucket="lake") as server:
+        server.bucket.objects["w/f.parquet"] = Object(Body(len(data), 0, data), '"e"')
+        properties = {
+            "s3.endpoint": server.url,
+            "s3.region": "eu",
+            "s3.access-key-id": "a",
+            "s3.secret-access-key": "b",
+        }
+        io = SimpleNamespace(properties=properties)
+        file = SimpleNamespace(file_path="s3://lake/w/f.parquet", file_size_in_bytes=len(data))
+        files = DataFiles(NodeCache(tmp_path, 10**6), [SimpleNamespace(file=file)], lambda: io)  # type: ignore[list-item, return-value, arg-type]
+        with files.reading(0) as found:
+            assert found.new_input("s3://lake/w/f.parquet").open().read() == data
+        files.close()
+    assert [call.kind for call in server.calls] == ["GetObject"]

@@ -16,8 +16,6 @@ from airflow_gpu_burst.runlog import Member, RunLog, begin, close_generation, se
 from airflow_gpu_burst.store import Entry, Store, StoreConfig, open_store, probe_conditions
 from airflow_gpu_burst.store.s3 import S3Store
 
-PART = 5 << 20  # the smallest part that S3 takes
-
 
 @pytest.fixture(scope="module")
 def s3_endpoint() -> Iterator[str]:
@@ -46,9 +44,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield open_store(StoreConfig(uri=(tmp_path / "a store").as_uri()))
         return
     if request.param == "lab":
-        yield S3Store(request.getfixturevalue("stack").store(), part_size=PART)
+        yield S3Store(request.getfixturevalue("stack").store())
         return
-    found = S3Store(s3_config(request.getfixturevalue("s3_endpoint")), part_size=PART)
+    found = S3Store(s3_config(request.getfixturevalue("s3_endpoint")))
     found._client.create_bucket(Bucket="bucket")
     yield found
     left = [{"Key": f"some/prefix/{entry.key}"} for entry in found.list("")]
@@ -118,7 +116,7 @@ class Ignores:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.uri, self.get, self.put, self.delete = store.uri, store.get, store.put, store.delete
-        self.upload, self.download, self.list = store.upload, store.download, store.list
+        self.list = store.list
 
     def create(self, key: str, data: bytes) -> None:
         self._store.put(key, data)
@@ -189,19 +187,14 @@ def test_listing_goes_over_pages(store: Store) -> None:
     ],
 )
 def test_bad_keys_are_refused_by_every_verb(store: Store, key: str, tmp_path: Path) -> None:
-    file = tmp_path / "f"
-    file.write_bytes(b"x")
     for verb in (
         lambda: store.get(key),
         lambda: store.put(key, b""),
         lambda: store.create(key, b""),
-        lambda: store.upload(key, str(file)),
-        lambda: store.download(key, str(tmp_path / "out")),
         lambda: store.delete(key),
     ):
         with pytest.raises(StoreError, match="use relative names"):
             verb()
-    assert not (tmp_path / "out").exists()
     assert keys(store) == []
 
 
@@ -228,56 +221,6 @@ def test_any_unicode_key_round_trips(store: Store, key: str, data: bytes) -> Non
     assert list(store.list(key)) == [Entry(key, len(data))]
     store.delete(key)
     assert keys(store) == []
-
-
-@pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 2 * PART + 12345])
-def test_files_round_trip(store: Store, tmp_path: Path, size: int) -> None:
-    source, target = tmp_path / "source", tmp_path / "new folder" / "target"
-    block = bytes(range(251))
-    source.write_bytes((block * (size // 251 + 1))[:size])
-    store.upload("big/file", str(source))
-    store.download("big/file", str(target))
-    assert target.read_bytes() == source.read_bytes()
-    assert list(store.list("big/")) == [Entry("big/file", size)]
-    assert [path.name for path in target.parent.iterdir()] == ["target"]
-
-
-def test_download_replaces_whole_files_or_leaves_them(store: Store, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    target.write_bytes(b"old")
-    with pytest.raises(ObjectMissing):
-        store.download("nothing", str(target))
-    assert target.read_bytes() == b"old"
-    store.put("something", b"new")
-    store.download("something", str(target))
-    assert target.read_bytes() == b"new"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "a store") == ["target"]
-
-
-def test_upload_of_a_file_that_is_not_there(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="name a readable file") as caught:
-        store.upload("x", str(tmp_path / "nothing"))
-    assert not isinstance(caught.value, ObjectMissing)
-
-
-def test_a_file_that_grows_is_not_uploaded(store: Store, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.write_bytes(b"x" * (3 * PART))
-    stop = threading.Event()
-
-    def grow() -> None:
-        while not stop.is_set():
-            with source.open("ab") as file:
-                file.write(b"y")
-
-    thread = threading.Thread(target=grow)
-    thread.start()
-    try:
-        with pytest.raises(StoreError, match="changed while it was read"):
-            store.upload("growing", str(source))
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_two_owners_and_airflow_in_real_threads(store: Store) -> None:

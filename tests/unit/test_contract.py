@@ -10,6 +10,7 @@ import pytest
 from airflow_gpu_burst import contract
 from airflow_gpu_burst.contract import Artifact, PodContext, PodResult
 from airflow_gpu_burst.errors import ContractError, ExitCode
+from airflow_gpu_burst.runtime.totals import Totals
 from airflow_gpu_burst.state import RunKey
 from tests.unit.test_spec import FULL, PIN
 
@@ -30,9 +31,17 @@ def test_a_context_fits_its_schema_and_comes_back() -> None:
 
 @pytest.mark.parametrize("model", [None, Artifact(key="m", sha256="0" * 64)])
 def test_a_result_fits_its_schema_and_comes_back(model: Artifact | None) -> None:
-    result = PodResult(seconds=1.5, model=model, step=3)
+    numbers = Totals(committed=1, bytes=5, saved_bytes=5, seconds=0.5).to_dict({"retries": 1}, 0)
+    result = PodResult(seconds=1.5, model=model, step=3, model_uri="s3://b/models/m/v", checkpoints=numbers)
     jsonschema.validate(json.loads(json.dumps(result.to_dict())), schema("pod_result"))
     assert PodResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_a_result_of_before_there_were_numbers_is_read() -> None:
+    data = PodResult(seconds=1.5).to_dict()
+    del data["checkpoints"], data["model_uri"]
+    jsonschema.validate(data, schema("pod_result"))
+    assert PodResult.from_dict(data) == PodResult(seconds=1.5)
 
 
 @pytest.mark.parametrize(("version", "says"), [(2, "this side"), (0, "the other side"), ("x", "the other side")])

@@ -1,6 +1,7 @@
 """The request refuses what cannot be right, and says what would be."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ FULL = RunSpec(
     params={"depth": 6},
     env={"A": "b"},
     working_dir="/w",
-    checkpoint=Checkpointing(keep=3),
+    checkpoint=Checkpointing(keep=3, keep_every=1000, best="loss", bandwidth="2GB/s", rdma="prefer"),
     publish="model",
     timeouts=Timeouts(run_s=5.0),
 )
@@ -60,6 +61,59 @@ def test_timeouts_and_checkpoints_have_limits() -> None:
         Timeouts(queue_s=0)
     with pytest.raises(SpecError, match="at least 2"):
         Checkpointing(keep=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"keep": True}, "keep=True"),
+        ({"keep": 2.0}, "keep=2.0"),
+        ({"keep_every": 0}, "every so many steps"),
+        ({"keep_best": 0}, "so many of the best"),
+        ({"best": None}, "name a metric"),
+        ({"best_mode": "low"}, "use one of min, max"),
+        ({"rdma": True}, "use one of off, prefer, require"),
+        ({"bandwidth": "fast"}, "'2GB/s' or '10Gbit/s'"),
+        ({"bandwidth": "2GB"}, "'2GB/s'"),
+        ({"bandwidth": "2 gb/s"}, "'2GB/s'"),
+        ({"bandwidth": 0}, "None for no limit"),
+        ({"bandwidth": -1}, "None for no limit"),
+        ({"bandwidth": 2}, "at least 0.1 MB/s"),
+        ({"bandwidth": float("nan")}, "None for no limit"),
+        ({"bandwidth": float("inf")}, "None for no limit"),
+        ({"bandwidth": True}, "None for no limit"),
+    ],
+)
+def test_a_wrong_policy_for_checkpoints_is_refused(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        Checkpointing(**values)
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        (None, None),
+        (500_000, 500_000.0),
+        ("2GB/s", 2e9),
+        (" 1.5 MB/s ", 1.5e6),
+        ("500MiB/s", 500 * 1024**2),
+        ("10Gbit/s", 1.25e9),
+        ("800kB/s", 800_000.0),
+        ("900000B/s", 900_000.0),
+    ],
+)
+def test_a_bandwidth_is_kept_in_bytes_per_second(given: Any, rate: float | None) -> None:
+    policy = Checkpointing(bandwidth=given)
+    assert policy.bandwidth == rate
+    assert Checkpointing(**json.loads(json.dumps(asdict(policy)))) == policy
+
+
+def test_how_checkpoints_are_saved_and_which_further_ones_stay_is_no_other_request() -> None:
+    def digest(**values: Any) -> str:
+        return RunSpec(command=("true",), checkpoint=Checkpointing(**values)).digest
+
+    assert digest(bandwidth="1GB/s", rdma="prefer", keep_every=5, best="loss") == digest()
+    assert digest(keep=3) != digest()
 
 
 @pytest.mark.parametrize("spec", [FULL, RunSpec(command=("true",), checkpoint=None)])
@@ -117,3 +171,19 @@ def test_an_unknown_platform_lists_the_known_ones(tmp_path: Any, monkeypatch: py
     (tmp_path / "b200.yaml").write_text("gpus: 4\n")
     with pytest.raises(SpecError, match="does not read as a platform"):
         platforms.load("b200")
+
+
+def test_what_a_dag_says_of_checkpoints() -> None:
+    assert Checkpointing.of(0) is None
+    assert Checkpointing.of(3) == Checkpointing(keep=3)
+    assert Checkpointing.of({"keep": 2, "best": "loss", "bandwidth": "2GB/s"}) == Checkpointing(
+        best="loss", bandwidth=2e9
+    )
+    own = Checkpointing(keep_every=100)
+    assert Checkpointing.of(own) is own
+
+
+@pytest.mark.parametrize("given", [True, 1, {"kept": 3}, "3", None, {"bandwidth": "fast"}])
+def test_what_a_dag_may_not_say_of_checkpoints(given: Any) -> None:
+    with pytest.raises(SpecError, match="checkpoint"):
+        Checkpointing.of(given)
