@@ -143,7 +143,7 @@ def trainer(body: str, **values: Any) -> RunSpec:
 
 
 COUNTING = """
-start = ctx.restored.step if ctx.restored else 0
+start = step = ctx.restored.step if ctx.restored else 0
 print(f"from {start}", flush=True)
 for step in range(start + 1, ctx.params["steps"] + 1):
     (ctx.checkpoint_folder(step) / "state").write_text(str(step))

@@ -20,7 +20,7 @@ from airflow_gpu_burst.errors import ClusterForbidden, ClusterUnauthorized, GpuB
 from airflow_gpu_burst.routes import KubeConfig
 from airflow_gpu_burst.spec import Timeouts
 from airflow_gpu_burst.state import Phase
-from tests.cluster.conftest import QUEUE, Burst, counting, ended, numbers, raw, trainer
+from tests.cluster.conftest import COUNTING, QUEUE, Burst, counting, ended, numbers, raw, trainer
 from tests.lab_fixtures import Stack
 
 fault = pytest.mark.fault
@@ -223,7 +223,9 @@ def test_node_drained(burst: Burst) -> None:
     outcome="another pod goes on from the checkpoint; the old pod's containers, if they live on, are fenced",
 )
 def test_node_gone(burst: Burst) -> None:
-    handle = burst.submit(counting(120, 0.5, gpus=0))
+    # Slow at first, so that the ghost does not come to the end by itself on a busy machine.
+    body = COUNTING.replace('ctx.params.get("pause", 0.2)', "0.02 if start else 1.0")
+    handle = burst.submit(trainer(body, params={"steps": 300}, gpus=0))
     following = burst.follow(handle)
     following.until_line("step 6")
     (old,) = burst.pods(handle)
@@ -237,7 +239,7 @@ def test_node_gone(burst: Burst) -> None:
             following.steps.append(following.follower.step())
     step = following.to_end(240)
     result = burst.collect(handle, step)
-    assert result.result["steps"] == 120 and result.result["from"] >= 5 and result.generation == 1
+    assert result.result["steps"] == 300 and result.result["from"] >= 5 and result.generation == 1
     following.close()
 
 

@@ -61,6 +61,12 @@ class Fab:
             assert now not in ("success", "failed") and time.monotonic() < deadline, f"{now}\n{self.log(key)}"
             time.sleep(pause_s)
 
+    def wait_line(self, key: RunKey, text: str, timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while text not in (log := self.log(key)):
+            assert time.monotonic() < deadline, log
+            time.sleep(0.5)
+
     def log(self, key: RunKey, try_number: int = 1) -> str:
         return self.airflow.task_log(key.dag_id, key.run_id, key.task_id, try_number)
 
@@ -207,6 +213,7 @@ def test_a_killed_worker(fab: Fab) -> None:
 def test_marked_failed(fab: Fab, dag_id: str) -> None:
     key = fab.trigger(dag_id, pause_s=6)
     fab.wait_commits(key, 1)
+    fab.wait_line(key, "round 10 of 120")  # before, nobody may be following who could hear of it (Airflow 3.3.2)
     fab.airflow.mark(key.dag_id, key.run_id, "train", "failed")
     deadline = time.monotonic() + 60
     while fab.objects(key):

@@ -25,7 +25,11 @@ from demo.run import environment
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = {"01_local.py": "local_example", "02_pinned_table.py": "pinned_table_example"}
+EXAMPLES = {
+    "01_local.py": "local_example",
+    "02_pinned_table.py": "pinned_table_example",
+    "06_checkpoints.py": "checkpoints_example",
+}
 CONF = {"rounds": 120, "checkpoint_every": 10, "pause_s": 1.0, "lots": 40}
 
 
@@ -215,3 +219,5 @@ def test_every_example_dag_runs(fab: Fab) -> None:
         fab.stack.wait_run(dag_id, run_id, timeout_s=90)
     counted = fab.stack.xcom("pinned_table_example", runs["pinned_table_example"], "count")
     assert counted["result"]["rows"] == CONF["lots"] * 12
+    trained = fab.stack.xcom("checkpoints_example", runs["checkpoints_example"], "train")
+    assert trained["result"] == {"weight": 2.993} and trained["checkpoints"]["committed"] >= 2
