@@ -73,8 +73,8 @@ class TokenBucket:
 
 class Slots:
     """
-    How many requests may be under way: two at first, one more while that brings more bytes per second, half as many
-    when the server wants less.
+    How many requests may be under way: two at first, twice as many while that brings more bytes per second, later one
+    more at a time, half as many when the server wants less. As TCP does it.
 
     :param most: never more than so many.
     """
@@ -92,6 +92,7 @@ class Slots:
         self._changed = threading.Condition()
         self.allowed = min(2, most)
         """How many, at present."""
+        self._slow_start = True
         self._busy = 0
         self._not_before = float("-inf")
         self._old = 0  # requests under way that began before the last halving: they say nothing about the new number
@@ -142,7 +143,7 @@ class Slots:
             if retry_after_s:
                 self._not_before = max(self._not_before, self._clock() + retry_after_s)
             if not self._old:
-                self.allowed = max(1, self.allowed // 2)
+                self.allowed, self._slow_start = max(1, self.allowed // 2), False
                 self._old = self._busy
                 self._begin_round(0.0)
 
@@ -164,13 +165,15 @@ class Slots:
         self._done, self._moved, self._began, self._full = 0, 0, 0.0, False
 
     def _end_round(self) -> None:
-        """Two answers for each place: one more place if the last one helped, or if it is time to try again."""
+        """Two answers for each place: more places if the last ones helped, or if it is time to try again."""
         rate = self._moved / max(self._clock() - self._began, 1e-6)
         if not self._full or self.allowed == self._most:
             self._begin_round(max(rate, self._before))
         elif rate > self._before * _GROWN or self._patience == 0:
-            self.allowed += 1
-            self._changed.notify()
+            more = self.allowed if self._slow_start else 1
+            self.allowed = min(self._most, self.allowed + more)
+            self._changed.notify_all()
             self._begin_round(rate)
         else:
+            self._slow_start = False
             self._begin_round(self._before, self._patience - 1)

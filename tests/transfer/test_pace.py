@@ -207,6 +207,9 @@ class TestSlots:
         assert server.slots.allowed == 2
         assert server.work(400) == 16
 
+    def test_all_places_within_thirty_answers_where_each_helps(self) -> None:
+        assert Server(total=1e12, each=1e8).work(30) == 16
+
     def test_stay_low_where_more_bring_nothing(self) -> None:
         assert Server(total=1e8, each=1e8).work(60) <= 4
 
