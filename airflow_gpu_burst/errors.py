@@ -27,6 +27,7 @@ Every error of this package, and the exit codes that carry them out of a process
     + TableReplaced
     + ChecksumMismatch
   x CheckpointError
+  x AgentLost                    retryable: the process that moves checkpoints died over and over
   x CatalogError                 the Iceberg catalog
     + CatalogUnavailable         retryable
   x GatewayError
@@ -229,6 +230,13 @@ class TableReplaced(DataError):
 
 class ChecksumMismatch(DataError):
     """Bytes that came back are not the bytes that were committed."""
+
+
+class AgentLost(GpuBurstError):
+    """The process that moves checkpoints died again and again, as when memory is short. What it moved stays."""
+
+    retryable = True
+    exit_code = ExitCode.RETRY_MAY_HELP
 
 
 class CheckpointError(GpuBurstError):

@@ -8,7 +8,7 @@ nothing; killed at any time it is started again, is given the same request, and 
 JSON lines. On standard input, one request at a time:
 
     {"save": {"folder": ..., "prefix": ..., "state": ...}}
-    {"restore": {"manifests": [[key, sha256], ...], "target": ..., "local": [folder, ...]}}
+    {"restore": {"manifests": [[key, sha256], ...], "target": ..., "local": [folder, ...], "kept": folder}}
 
 On standard output any number of `{"progress": [bytes done, bytes in all]}`, then one of
 
@@ -123,6 +123,7 @@ class _Server:
             [(key, sha256) for key, sha256 in arguments["manifests"]],
             Path(arguments["target"]),
             local=[Path(folder) for folder in arguments["local"]],
+            kept=Path(arguments["kept"]) if arguments["kept"] else None,
             progress=progress,
         )
         return {"restored": asdict(restored)}

@@ -11,6 +11,9 @@ from airflow_gpu_burst.store import Store
 from airflow_gpu_burst.transfer import crc
 from airflow_gpu_burst.transfer.interface import Mover, Span
 
+TRIES = 3
+"""A manifest has no checksum of its own on the wire: one wrong answer must not condemn a checkpoint for good."""
+
 
 def read_manifest(source: Store | Mover, key: str, sha256: str) -> Entries:
     """
@@ -21,8 +24,14 @@ def read_manifest(source: Store | Mover, key: str, sha256: str) -> Entries:
     :raises ObjectMissing: it is not there.
     :raises CheckpointError: it is of another release, or leads out of its folder.
     """
-    data = _fetched(cast(Mover, source), key) if hasattr(source, "fetch") else source.get(key)
-    return decode(data, key, sha256)
+    for left in reversed(range(TRIES)):
+        data = _fetched(cast(Mover, source), key) if hasattr(source, "fetch") else source.get(key)
+        try:
+            return decode(data, key, sha256)
+        except ChecksumMismatch:
+            if not left:
+                raise
+    raise AssertionError("unreachable")
 
 
 def read_bytes(store: Store, key: str, sha256: str) -> tuple[str, bytes]:

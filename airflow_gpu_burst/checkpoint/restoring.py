@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -53,6 +54,7 @@ def restore(
     target: Path,
     *,
     local: Sequence[Path] = (),
+    kept: Path | None = None,
     progress: Progress = silent,
 ) -> Restored:
     """
@@ -63,6 +65,7 @@ def restore(
     :param local: folders of kept copies (`Kept.folders`): of these only what belongs to the very manifests, with the
         right size and CRC, is taken. It is copied, since a trainer may write into what it has restored; a file system
         with reflinks (XFS, Btrfs) copies nothing.
+    :param kept: where the node keeps copies, of this run and of others: they go when there is no room.
     :param progress: told bytes done and bytes in all, a few times a second, in this thread.
     :raises ChecksumMismatch: a manifest or file is not what was saved; said with its key.
     :raises ObjectMissing: the store has lost one of them.
@@ -75,7 +78,7 @@ def restore(
     chosen = choose([read_manifest(mover, key, sha256) for key, sha256 in manifests])
     staging = _Staging.of(target, [sha256 for _, sha256 in manifests])
     try:
-        restored = _build(mover, manifests, chosen, staging, local, progress)
+        restored = _build(mover, manifests, chosen, staging, local, kept, progress)
         staging.become(target)
         return restored
     except OSError as error:
@@ -99,7 +102,8 @@ class _Staging:
         staging = cls(target.with_name(mark + hashlib.sha256("\n".join(sha256s).encode()).hexdigest()[:16]))
         if target.parent.is_dir():
             for other in target.parent.iterdir():
-                if other.name.startswith(mark) and other != staging.root:
+                ours = re.fullmatch(re.escape(mark) + "[0-9a-f]{16}", other.name)
+                if ours and other != staging.root:
                     shutil.rmtree(other, ignore_errors=True)
         return staging
 
@@ -134,6 +138,7 @@ def _build(
     chosen: Chosen,
     staging: _Staging,
     local: Sequence[Path],
+    kept: Path | None,
     progress: Progress,
 ) -> Restored:
     files = sorted(chosen.files)
@@ -141,12 +146,12 @@ def _build(
     with ExitStack() as holding:
         copies = [_copies(holding, local, sha256) for _, sha256 in manifests]
         try:
-            _make_room(local, total, staging)
+            _make_room(kept, total, staging)
         except StoreFull:
             # A copy and what is made of it do not both fit: fetch instead.
             holding.close()
             copies = [[] for _ in manifests]
-            _make_room(local, total, staging)
+            _make_room(kept, total, staging)
         left = staging.prepare()
         meter = Meter(mover, total, progress)
         missing = _reuse(files, copies, staging, meter) if left or any(copies) else files
@@ -161,10 +166,9 @@ def _copies(holding: ExitStack, local: Sequence[Path], sha256: str) -> list[Path
     return [copy for folder in local if holding.enter_context(held(copy := folder / sha256))]
 
 
-def _make_room(local: Sequence[Path], total: int, staging: _Staging) -> None:
+def _make_room(kept: Path | None, total: int, staging: _Staging) -> None:
     there = sum(path.stat().st_blocks * 512 for path in staging.root.rglob("*") if path.is_file())
-    kept = Kept(local[0].parent) if local else Kept(staging.root / "none")
-    kept.make_room(max(total - there, 0), staging.root.parent)
+    Kept(kept or staging.root / "none").make_room(max(total - there, 0), staging.root.parent)
 
 
 def _reuse(files: list[Placed], copies: list[list[Path]], staging: _Staging, meter: Meter) -> list[Placed]:

@@ -12,7 +12,7 @@ from airflow_gpu_burst.checkpoint.manifest import Entries, File, Manifest, encod
 from airflow_gpu_burst.checkpoint.packing import AT_ONCE, PACK, SMALL, batches, object_name, read_pack
 from airflow_gpu_burst.checkpoint.sparse import combined, extents_of
 from airflow_gpu_burst.checkpoint.together import Meter, Progress, Task, silent, together
-from airflow_gpu_burst.checkpoint.walking import Found, Walked, changed, check_unchanged, walk
+from airflow_gpu_burst.checkpoint.walking import Found, Walked, changed, check_same, walk
 from airflow_gpu_burst.store import Store
 from airflow_gpu_burst.transfer import crc
 from airflow_gpu_burst.transfer.interface import Mover
@@ -51,7 +51,7 @@ def save(
             missing.append(found)
     large, packs = saving.tasks(missing, files.extend)
     together([(LARGE_AT_ONCE, large), (AT_ONCE, packs)], meter.tell)
-    check_unchanged(folder, walked.files)
+    check_same(folder, walked)
     manifest, data = encode(_entries(files, walked), prefix)
     mover.put(manifest.key, data)
     meter.whole()

@@ -111,6 +111,19 @@ def check_unchanged(folder: Path, files: tuple[Found, ...]) -> None:
             raise changed(file.path)
 
 
+def check_same(folder: Path, walked: Walked) -> None:
+    """
+    :raises CheckpointError: something is not what it was, is gone or has come since the folder was walked.
+    """
+    check_unchanged(folder, walked.files)
+    now = walk(folder)
+    for before, after in ((walked.files, now.files), (walked.links, now.links), (walked.same, now.same)):
+        if differing := sorted({found.path for found in before} ^ {found.path for found in after}):
+            raise changed(differing[0])
+    if differing := sorted(set(walked.folders) ^ set(now.folders)):
+        raise changed(differing[0])
+
+
 def changed(path: str) -> CheckpointError:
     """What to say of a file that was written to while it was saved."""
     return CheckpointError(

@@ -19,9 +19,6 @@ from airflow_gpu_burst.runtime.restoring import rank_of
 from airflow_gpu_burst.runtime.telling import Telling, moved, size_text
 from airflow_gpu_burst.transfer import open_mover
 
-BEYOND = 10**12
-"""Later than any epoch: a place in the log has 12 digits."""
-
 
 def verify(place: Place, arguments: Namespace) -> int:
     """Read every byte of one checkpoint, or of all that are not retired, against its checksum."""
@@ -71,7 +68,8 @@ def gc(place: Place, arguments: Namespace) -> int:
     start = history.last_start(history.generation)
     if arguments.yes and not over:
         raise SpecError(_live(history, start))
-    before = BEYOND if over or start is None else start.seq
+    # An epoch's number is its place in the log: one that begins from now on is not looked at.
+    before = history.tail + 1 if over or start is None else start.seq
     garbage = fenced(place.store, history, place.prefix, before=before)
     if arguments.yes:
         with closing(open_mover(place.config)) as mover:

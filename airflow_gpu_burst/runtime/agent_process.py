@@ -20,7 +20,7 @@ import airflow_gpu_burst
 from airflow_gpu_burst import contract, errors
 from airflow_gpu_burst.checkpoint import Manifest, Restored
 from airflow_gpu_burst.checkpoint.agent import ENV_SETTINGS
-from airflow_gpu_burst.errors import CheckpointError, GpuBurstError
+from airflow_gpu_burst.errors import AgentLost, GpuBurstError
 from airflow_gpu_burst.runtime.process import describe_exit
 
 RESTARTS = 3
@@ -65,7 +65,8 @@ class Agent:
         :param state: where the state of an unfinished upload is kept.
         :param progress: told bytes done and bytes in all, about twice a second.
         :param check: called every 0.1 s; what it raises ends the agent, and is raised here.
-        :raises CheckpointError: it cannot be saved, or the agent died over it again and again.
+        :raises CheckpointError: it cannot be saved.
+        :raises AgentLost: the agent died over it again and again.
         :raises StoreError: the store does not take it now.
         """
         request = {"save": {"folder": str(folder), "prefix": prefix, "state": str(state)}}
@@ -77,6 +78,7 @@ class Agent:
         target: Path,
         local: Sequence[Path],
         *,
+        kept: Path | None = None,
         progress: Progress,
         check: Check,
     ) -> Restored:
@@ -86,7 +88,7 @@ class Agent:
         :raises ChecksumMismatch: what is in the store is not what was saved.
         :raises ObjectMissing: the store has lost some of it.
         """
-        places = {"target": str(target), "local": [str(folder) for folder in local]}
+        places = {"target": str(target), "local": [str(folder) for folder in local], "kept": str(kept or "")}
         request = {"restore": {"manifests": [list(manifest) for manifest in manifests], **places}}
         return Restored(**self._ask(request, progress, check)["restored"])
 
@@ -117,7 +119,7 @@ class Agent:
                 status = self._dispose(_END_S)
                 self.restarts += 1
                 _pause(0.2 * 4**attempt if attempt < RESTARTS else 0.0, check)
-            raise CheckpointError(
+            raise AgentLost(
                 f"the checkpoint agent {describe_exit(status)} ({RESTARTS + 1} times over the same request); its last "
                 f"words: {self._last_words()}. If they do not say what to do, look at the memory of the pod"
             )

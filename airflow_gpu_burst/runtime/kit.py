@@ -41,6 +41,7 @@ class Kit:
             pod.output,
             rank=pod.identity.rank,
             local=kept_copies(pod.kept, pod.context.run_key),
+            kept=pod.kept,
             totals=self.totals,
             check=pod.stop.check,
         )

@@ -22,6 +22,7 @@ def restore(
     *,
     rank: int = 0,
     local: Sequence[Path] = (),
+    kept: Path | None = None,
     totals: Totals | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Epoch, int | None]:
@@ -34,6 +35,7 @@ def restore(
     step or None.
 
     :param local: copies that this node has kept; what is whole in them need not be fetched.
+    :param kept: where the node keeps copies; they go when there is no room.
     :param totals: counts.
     :param check: called several times a second; what it raises ends the restore.
     """
@@ -42,7 +44,7 @@ def restore(
         manifests = sorted(commit.manifests.items(), key=lambda item: (rank_of(item[0]) != rank, rank_of(item[0])))
         telling = Telling(f"restoring checkpoint {commit.step}", output.say)
         try:
-            restored = agent.restore(manifests, target, local, progress=telling.progress, check=check)
+            restored = agent.restore(manifests, target, local, kept=kept, progress=telling.progress, check=check)
         except (ObjectMissing, ChecksumMismatch) as damage:
             output.say(f"checkpoint {commit.step} is damaged, going back to the one before: {damage}")
             shutil.rmtree(target, ignore_errors=True)

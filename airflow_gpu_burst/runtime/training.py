@@ -108,6 +108,8 @@ def _train_in(kit: Kit, epoch: Epoch, step: int | None, start: float) -> None:
                     peers.flushed(succeeded=False)
             raise
         uploader.finish(FLUSH_S, hurry=False)
+        if uploader.error is not None:
+            raise uploader.error
         kit.totals.stalled(pod.workspace.stalls())
         if pod.leads:
             keeping.finish()

@@ -17,7 +17,14 @@ import pytest
 
 from airflow_gpu_burst.checkpoint import Manifest
 from airflow_gpu_burst.checkpoint.agent import NICE
-from airflow_gpu_burst.errors import CheckpointError, ChecksumMismatch, ExitCode, GpuBurstError, ObjectMissing
+from airflow_gpu_burst.errors import (
+    AgentLost,
+    CheckpointError,
+    ChecksumMismatch,
+    ExitCode,
+    GpuBurstError,
+    ObjectMissing,
+)
 from airflow_gpu_burst.runtime.agent_process import RESTARTS, Agent
 from airflow_gpu_burst.runtime.process import start_ticks
 from airflow_gpu_burst.store import StoreConfig, open_store
@@ -179,7 +186,7 @@ def test_killed_in_the_middle_of_a_restore_it_is_started_again_and_finishes(node
 @slow
 def test_what_kills_it_again_and_again_is_an_error_that_says_how_it_ended(node: Node) -> None:
     node.write(large=os.urandom(8 * MB))
-    with pytest.raises(CheckpointError, match="SIGKILL.*look at the memory of the pod"):
+    with pytest.raises(AgentLost, match="SIGKILL.*look at the memory of the pod"):
         node.save(once(node.kill, after=RESTARTS + 1))
     assert node.agent.restarts == RESTARTS + 1
 
@@ -192,7 +199,7 @@ def test_one_that_cannot_even_start_leaves_its_last_words(node: Node) -> None:
     node.agent._env["PYTHONPATH"] = ""
     node.agent._env["PYTHONHOME"] = "/nowhere"
     node.kill()
-    with pytest.raises(CheckpointError, match="exited with 1.*last words: .*encodings"):
+    with pytest.raises(AgentLost, match="exited with 1.*last words: .*encodings"):
         node.save()
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from airflow_gpu_burst.checkpoint import Manifest, read_manifest, restore, save, together
+from airflow_gpu_burst.checkpoint import Manifest, read_manifest, restore, save, space, together
 from airflow_gpu_burst.checkpoint.manifest import Entries, File, encode
 from airflow_gpu_burst.checkpoint.paths import Link
 from airflow_gpu_burst.checkpoint.space import Kept, held
 from airflow_gpu_burst.checkpoint.verifying import verify
 from airflow_gpu_burst.errors import CheckpointError, ChecksumMismatch, GpuBurstError, ObjectMissing, StoreUnavailable
 from airflow_gpu_burst.store import Store
-from airflow_gpu_burst.transfer import Mover
+from airflow_gpu_burst.transfer import Mover, Span
 from tests.checkpoint.trees import LARGE, MIB, Cut, Watched, content, dies_after, plant, seen
 
 
@@ -263,3 +264,51 @@ def test_a_manifest_whose_file_lies_behind_its_own_link_is_not_restored_through_
     with pytest.raises((CheckpointError, ChecksumMismatch)):
         restore(mover, [named(manifest)], tmp_path / "target")
     assert not (tmp_path / "target").exists()
+
+
+def test_one_wrong_answer_does_not_condemn_a_checkpoint(mover: Mover, tmp_path: Path) -> None:
+    """A manifest has no checksum on the wire: it is asked for again before anything is called damaged."""
+    source = plant(tmp_path / "source")
+    manifest = save(mover, source, "p")
+
+    class Flips(Watched):
+        left = 2
+
+        def fetch(self, key: str, spans: Sequence[Span], *, etag: str = "") -> None:
+            super().fetch(key, spans, etag=etag)
+            if "manifest" in key and self.left:
+                self.left -= 1
+                os.pwrite(spans[0].fd, b"\0", 5)
+
+    flips = Flips(mover)
+    restore(flips, [named(manifest)], tmp_path / "target")
+    assert seen(tmp_path / "target") == seen(source) and not flips.left
+    flips.left = 100
+    with pytest.raises(ChecksumMismatch):
+        restore(flips, [named(manifest)], tmp_path / "another")
+
+
+def test_a_restore_beside_one_of_a_similar_name_leaves_it_alone(mover: Mover, tmp_path: Path) -> None:
+    source = plant(tmp_path / "source")
+    manifest = save(mover, source, "p")
+
+    first = threading.Lock()
+
+    def meanwhile(verb: str, key: str) -> None:
+        if verb == "fetch" and "manifest" not in key and first.acquire(blocking=False):
+            restore(mover, [named(manifest)], tmp_path / "out")
+
+    restore(Watched(mover, meanwhile), [named(manifest)], tmp_path / "out-2")
+    assert seen(tmp_path / "out") == seen(tmp_path / "out-2") == seen(source)
+
+
+def test_copies_of_other_runs_go_when_there_is_no_room(
+    mover: Mover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = save(mover, plant(tmp_path / "source"), "p")
+    kept = Kept(tmp_path / "kept")
+    assert kept.keep(plant(tmp_path / "foreign"), run="another", rank=0, sha256="a" * 64)
+    (copy,) = (folder / ("a" * 64) for folder in kept.folders("another"))
+    monkeypatch.setattr(space, "free", lambda folder: 0 if copy.exists() else 1 << 40)
+    restore(mover, [named(manifest)], tmp_path / "target", kept=kept.root)
+    assert not copy.exists()

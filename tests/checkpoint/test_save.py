@@ -166,3 +166,24 @@ def test_a_sparse_file_that_changes_is_noticed(mover: Mover, tmp_path: Path) -> 
 
     with pytest.raises(CheckpointError, match="sparse changed"):
         save(Watched(mover, meanwhile), source, "p")
+
+
+@pytest.mark.parametrize("late", ["file", "folder", "link"])
+def test_what_comes_meanwhile_is_not_left_out_in_silence(mover: Mover, tmp_path: Path, late: str) -> None:
+    source = plant(tmp_path / "source")
+
+    first = threading.Lock()
+
+    def meanwhile(_verb: str, _key: str) -> None:
+        if not first.acquire(blocking=False):
+            return
+        match late:
+            case "file":
+                (source / "late").write_bytes(b"x")
+            case "folder":
+                (source / "late").mkdir()
+            case "link":
+                (source / "late").symlink_to("config.json")
+
+    with pytest.raises(CheckpointError, match="late changed"):
+        save(Watched(mover, meanwhile), source, "p")
