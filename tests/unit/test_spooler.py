@@ -104,6 +104,7 @@ def test_what_we_say_on_stderr_goes_the_same_way(tmp_path: Path) -> None:
         except ValueError:
             traceback.print_exc()
         logger = logging.getLogger("test_spooler")
+        logger.propagate = False  # a handler that another test has left may write to a stream that is closed
         logger.addHandler(handler := logging.StreamHandler())
         logger.error("logged")
         sys.stderr.write("unfinished")
