@@ -67,7 +67,7 @@ def losses(lines: list[str], rank: int) -> list[tuple[int, float]]:
 
 
 @fault("a JobSet's pod is killed in mid-training", outcome="it goes on from S3; the loss curve is the undisturbed one")
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.lab_full)])
 def test_the_loss_curve_goes_on(burst: Burst, victim: int) -> None:
     steps = 60
     handle = burst.submit(trainer(BODY, gpus=8, params={"steps": steps}))
