@@ -1,7 +1,7 @@
 """
 `python -m tests.kill.campaign --rounds N --seed S RESULTS`: plays rounds, some at a time, and notes what came of them.
 
-A line of JSON about the whole, then one for each round.
+A line of JSON about the whole, then one for each round, as it ends. The same again goes on with what is missing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from airflow_gpu_burst.store import StoreConfig, open_store
 from airflow_gpu_burst.transfer import open_mover
@@ -94,27 +96,31 @@ def play_many(
 def campaign(
     seed: int, rounds: int, store: StoreConfig, results: Path, home: Path, *, about: str, jobs: int
 ) -> list[str]:
-    """Play the first rounds of a seed and write them down; the stories of those that went wrong."""
-    began, outcomes = time.monotonic(), []
+    """
+    Play the first rounds of a seed and write them down; the stories of those that went wrong.
+
+    :param about: what the store is, for people.
+    """
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    head = {"date": date, "seed": seed, "store": about, "jobs": jobs, "cores": os.cpu_count()}
+    lock = threading.Lock()
+
+    def note(line: dict[str, Any]) -> None:
+        with lock, results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def told(outcome: Outcome, story: str) -> None:
-        outcomes.append(outcome)
-        sys.stderr.write(story + "\n" if story else "")
-        sys.stderr.write(f"{len(outcomes)} of {rounds}: {outcome.round}: {outcome.seconds:.1f} s\n")
+        note(dataclasses.asdict(outcome))
+        sys.stderr.write(f"{story}\n{outcome.round}: {outcome.seconds:.1f} s\n".lstrip())
 
-    drawn = [draw(seed, number) for number in range(rounds)]
-    stories = play_many(drawn, store, home, jobs=jobs, told=told)
-    head = {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seed": seed,
-        "store": about,
-        "jobs": jobs,
-        "cores": os.cpu_count(),
-        "seconds": time.monotonic() - began,
-    }
-    lines = [head, *map(dataclasses.asdict, sorted(outcomes, key=lambda outcome: outcome.round.number))]
-    results.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    return stories
+    if not results.exists():
+        note(head)
+    first, *lines = map(json.loads, results.read_text(encoding="utf-8").splitlines())
+    if first["seed"] != seed:
+        raise SystemExit(f"{results} holds rounds of seed {first['seed']}: name another file")
+    there = {line["round"]["number"] for line in lines}
+    missing = [draw(seed, number) for number in range(rounds) if number not in there]
+    return play_many(missing, store, home, jobs=jobs, told=told)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

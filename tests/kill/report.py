@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,7 @@ def _totals(results: Sequence[dict[str, Any]], about: dict[str, Any], wrong: Seq
     yield f"**{len(results)} rounds, {verdict}.**"
     yield ""
     yield f"- {about['date']}, seed {about['seed']}, {about['store']}, {about['jobs']} rounds at a time on"
-    yield f"  {about['cores']} cores, {about['seconds']:.0f} s in all"
+    yield f"  {about['cores']} cores, {statistics.median(result['seconds'] for result in results):.0f} s each (median)"
     several = sum(result["round"]["world_size"] > 1 for result in results)
     directory, rough = (sum(result["round"][name] for result in results) for name in ("directory", "rough"))
     yield f"- {several} rounds with two ranks, {directory} over a directory, {rough} in rough weather (of 100 requests"
@@ -87,6 +88,7 @@ def _moments(blows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def main() -> None:
     """Write the page."""
     about, *results = map(json.loads, Path(sys.argv[1]).read_text(encoding="utf-8").splitlines())
+    results.sort(key=lambda result: int(result["round"]["number"]))
     PAGE.write_text(page(results, about), encoding="utf-8")
 
 

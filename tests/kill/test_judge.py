@@ -108,7 +108,7 @@ def test_the_page_shows_what_went_wrong() -> None:
         "restored": 1,
         "seconds": 4.0,
     }
-    about = {"date": "2026-01-01", "seed": 5, "store": "a server", "jobs": 1, "cores": 2, "seconds": 4.0}
+    about = {"date": "2026-01-01", "seed": 5, "store": "a server", "jobs": 1, "cores": 2}
     text = page([result], about)
     assert "**1 rounds, 1 went wrong, see below.**" in text and "- commit 3 cannot be restored" in text
     assert "none went wrong" in page([{**result, "wrong": []}], about)
