@@ -65,7 +65,8 @@ def restore(
     :param local: folders of kept copies (`Kept.folders`): of these only what belongs to the very manifests, with the
         right size and CRC, is taken. It is copied, since a trainer may write into what it has restored; a file system
         with reflinks (XFS, Btrfs) copies nothing.
-    :param kept: where the node keeps copies, of this run and of others: they go when there is no room.
+    :param kept: where the node keeps copies, of this run and of others: they go when there is no room; None: where
+        those of `local` are.
     :param progress: told bytes done and bytes in all, a few times a second, in this thread.
     :raises ChecksumMismatch: a manifest or file is not what was saved; said with its key.
     :raises ObjectMissing: the store has lost one of them.
@@ -143,15 +144,16 @@ def _build(
 ) -> Restored:
     files = sorted(chosen.files)
     total = sum(data_of(placed.file) for placed in files)
+    room = kept or (local[0].parent if local else None)
     with ExitStack() as holding:
         copies = [_copies(holding, local, sha256) for _, sha256 in manifests]
         try:
-            _make_room(kept, total, staging)
+            _make_room(room, total, staging)
         except StoreFull:
             # A copy and what is made of it do not both fit: fetch instead.
             holding.close()
             copies = [[] for _ in manifests]
-            _make_room(kept, total, staging)
+            _make_room(room, total, staging)
         left = staging.prepare()
         meter = Meter(mover, total, progress)
         missing = _reuse(files, copies, staging, meter) if left or any(copies) else files

@@ -25,6 +25,7 @@ from typing import Any, Self
 from airflow_gpu_burst import contract
 from airflow_gpu_burst.contract import PodContext
 from airflow_gpu_burst.errors import ContractError, ExitCode, GpuBurstError, RunFailed
+from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK, end_workspace
 from airflow_gpu_burst.runtime.output import ENDED, Output, Spooler, chunk_key, end_key, stream_name, stream_prefix
 from airflow_gpu_burst.runtime.process import start_ticks
 from airflow_gpu_burst.runtime.scratch import PodFolder
@@ -101,6 +102,9 @@ def _run(command: Sequence[str], env: Mapping[str, str], stop: Stop) -> Word:
             )
         with _scratch(env, identity) as root:
             workspace = Workspace(root)
+            if ENV_TRAINER_LOCK not in env:
+                # What outlived its runtime in this pod would go on saving into what is this start's now.
+                end_workspace(root)
             workspace.prepare()
             stream = stream_name(identity.rank, identity.nonce)
             output = Output(

@@ -203,4 +203,5 @@ def _trainer_lock(pod: Pod) -> TrainerLock | None:
     lock = TrainerLock(Path(path))
     if lock.acquire():
         pod.output.say("a trainer that an earlier start left behind was ended")
+        pod.workspace.forget_checkpoints()  # what it has saved since belongs to no epoch
     return lock

@@ -93,6 +93,12 @@ class Workspace:
         """Where the trainer writes the checkpoint of a step."""
         return self.checkpoints / f"{step:012d}"
 
+    def forget_checkpoints(self) -> None:
+        """Remove every checkpoint that is being written or is ready."""
+        for folder in (self.checkpoints, self.ready_folder):
+            _remove(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+
     def prepare(self) -> None:
         """
         Make the folders; what an earlier start or epoch left goes, ready checkpoints included.
