@@ -22,14 +22,14 @@ Printed by `python -m tests.kill.report`; nothing here is typed in. A round is o
 large file of several parts, small files, an empty file and folder, links and a sparse file at each step; every byte
 follows from the seed, the step, the rank and the epochs in which the steps were trained.
 
-After each round, judged from the store alone:
+What holds after each round; the first three are judged from the store alone:
 
 1. Every commit that may be restored comes back bit for bit, its holes, links and empty folders included.
 2. Whoever commits, retires or finishes is the newest start at that place of the log, in a generation that is open.
 3. The run has finished, and its result is a hash chain over exactly the steps and epochs that the log tells.
 4. No trainer was ever given anything but a whole checkpoint: each checks all that it restores.
-5. Who was superseded has ended with exit code 8, nobody else has, and no process is left.
-
+5. Who was superseded has ended with exit code 8, and nobody else has. (A rank that only waited for the result, or a
+   start that comes when there is one, ends with 0.) The agent is gone within 5 s of its runtime's end.
 """
 
 
@@ -37,7 +37,7 @@ def page(results: Sequence[dict[str, Any]], about: dict[str, Any]) -> str:
     """The whole page. Pure."""
     wrong = [result for result in results if result["wrong"]]
     lines = [HEAD, *_totals(results, about, wrong)]
-    lines += ["", "| what is killed | | kills | hit | of them in time for a restore |", "|---|---|---|---|---|"]
+    lines += ["", "| what is killed | | kills | hit | of them in a round that restored |", "|---|---|---|---|---|"]
     blows = [(blow, result) for result in results for blow in result["blows"]]
     for kind in KINDS:
         mine = [(blow, result) for blow, result in blows if blow["kill"]["kind"] == kind]

@@ -21,7 +21,7 @@ CONFIG = StoreConfig(uri="s3://bucket", endpoint_url="http://store:9000")
         (400, "ExpiredToken", Kind.EXPIRED, errors.StoreForbidden),
         (401, "", Kind.FINAL, errors.StoreForbidden),
         (403, "AccessDenied", Kind.FINAL, errors.StoreForbidden),
-        (403, "RequestTimeTooSkewed", Kind.SKEWED, errors.StoreForbidden),
+        (403, "RequestTimeTooSkewed", Kind.SKEWED, errors.StoreUnavailable),
         (403, "", Kind.FINAL, errors.StoreForbidden),
         (404, "NoSuchKey", Kind.MISSING, errors.ObjectMissing),
         (404, "NoSuchUpload", Kind.NO_UPLOAD, errors.ObjectMissing),
