@@ -75,5 +75,6 @@ def save(name: str, rows: Sequence[Row]) -> None:
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for r in rows:
-        peer = "" if r.peer is None else f", {r.peer_name} {r.peer} {r.unit}, ratio {r.ratio}"
+        peer = "" if r.peer is None else f", {r.peer_name} {r.peer} {r.unit}"
+        peer += "" if r.ratio is None else f", ratio {r.ratio}"
         print(f"{r.measure}: {r.ours} {r.unit}{peer}; goal {r.goal}: {'met' if r.met else 'NOT met'}")
