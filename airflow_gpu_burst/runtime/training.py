@@ -203,5 +203,6 @@ def _trainer_lock(pod: Pod) -> TrainerLock | None:
     lock = TrainerLock(Path(path))
     if lock.acquire():
         pod.output.say("a trainer that an earlier start left behind was ended")
-        pod.workspace.forget_checkpoints()  # what it has saved since belongs to no epoch
+    # Whether it was ended or came to its end by itself: what it has left since our first look belongs to no epoch.
+    pod.workspace.prepare()
     return lock

@@ -93,22 +93,18 @@ class Workspace:
         """Where the trainer writes the checkpoint of a step."""
         return self.checkpoints / f"{step:012d}"
 
-    def forget_checkpoints(self) -> None:
-        """Remove every checkpoint that is being written or is ready."""
-        for folder in (self.checkpoints, self.ready_folder):
-            _remove(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-
     def prepare(self) -> None:
         """
         Make the folders; what an earlier start or epoch left goes, ready checkpoints included.
+
+        Output that is not in the store yet stays told of (`spool_file`): it is the start's, not the epoch's.
 
         :raises SpecError: the folder cannot be written.
         """
         try:
             for folder in (self.checkpoints, self.ready_folder, self.uploads, self.restored, self.model):
                 _remove(folder)
-            for file in (self.result_file, self.started_file, self.spool_file, self.trainer_file, self.stall_file):
+            for file in (self.result_file, self.started_file, self.trainer_file, self.stall_file):
                 file.unlink(missing_ok=True)
             for folder in (self.checkpoints, self.ready_folder, self.uploads, self.model):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -21,12 +21,15 @@ from airflow_gpu_burst.cli import main
 from airflow_gpu_burst.contract import PodContext
 from airflow_gpu_burst.errors import ExitCode, RunFailed
 from airflow_gpu_burst.runlog import RunLog, open_generation
+from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK
 from airflow_gpu_burst.runtime.process import start_ticks
 from airflow_gpu_burst.runtime.publication import ENV_MODELS
+from airflow_gpu_burst.runtime.workspace import Workspace
 from airflow_gpu_burst.spec import Checkpointing, RunSpec, TablePin
 from airflow_gpu_burst.store import StoreConfig, open_store
 from tests.behaviour.conftest import KEY, Lab, trainer
 from tests.behaviour.test_local_runs import commits, runtime_pid
+from tests.faulty_s3 import Call, FaultyS3
 
 TRUE = RunSpec(command=("true",))
 
@@ -34,8 +37,8 @@ TRUE = RunSpec(command=("true",))
 class Pod:
     """What a route would set up, without a route."""
 
-    def __init__(self, home: Path) -> None:
-        self.config = StoreConfig(uri=f"file://{home}/store")
+    def __init__(self, home: Path, config: StoreConfig | None = None) -> None:
+        self.config = config or StoreConfig(uri=f"file://{home}/store")
         (home / "store").mkdir()
         self.store = open_store(self.config)
         self.home = home
@@ -379,6 +382,32 @@ def test_sigterm_while_the_last_checkpoint_is_flushed_gives_it_up_and_keeps_the_
     process.terminate()
     assert process.wait(10) == ExitCode.OK and "not in the store: checkpoint 2" in pod.said(), pod.said()
     assert pod.steps() == [1] and pod.log.read().finishes[1].result["result"]
+
+
+def test_what_a_trainer_left_that_ended_before_its_lock_was_taken_belongs_to_no_epoch(tmp_path: Path) -> None:
+    """Its runtime was killed, it went on into the folders of the next start, and came to its end by itself."""
+    planted: list[str] = []
+
+    def plant(call: Call) -> bool:
+        if call.name.endswith("/log/000000000002.json") and not planted:  # the start record
+            planted.append(call.name)
+            workspace = Workspace(tmp_path / "scratch" / "owner")
+            for folder in (workspace.checkpoint(9), workspace.model):
+                folder.mkdir(exist_ok=True)
+                (folder / "stale").write_text("of an epoch that is over")
+            workspace.mark_ready(9, {})
+            workspace.result_file.write_text('{"stale": true}')
+        return False
+
+    with FaultyS3() as server:
+        pod = Pod(tmp_path, server.config())
+        server.fault("PutObject", when=plant, times=None)
+        spec = trainer(SAVING + "(ctx.model_dir / 'weights').write_text('w'); save(1)", publish="model")
+        code, _ = pod.run(*spec.command, **pod.for_spec(spec), **{ENV_TRAINER_LOCK: str(tmp_path / "lock")})
+        assert code == ExitCode.OK and planted, pod.said()
+        result = pod.log.read().finishes[1].result
+        assert pod.steps() == [1] and result["result"] is None, pod.said()
+        assert not [entry.key for entry in pod.store.list("") if entry.key.endswith("/stale")]
 
 
 def test_sigterm_during_a_restore_ends_it_at_once(pod: Pod) -> None:
