@@ -23,6 +23,7 @@ from airflow_gpu_burst.runtime.kit import Kit, agent_of
 from airflow_gpu_burst.runtime.orphans import ENV_TRAINER_LOCK, TrainerLock, end_trainers, end_workspace
 from airflow_gpu_burst.runtime.peers import Peers
 from airflow_gpu_burst.runtime.process import TrainerProcess, describe_exit
+from airflow_gpu_burst.runtime.rendezvous import await_name
 from airflow_gpu_burst.runtime.start import Pod
 from airflow_gpu_burst.runtime.supervision import Fence, Watch
 from airflow_gpu_burst.runtime.told import environment, write_trainer_file
@@ -144,10 +145,13 @@ def _await_result(pod: Pod, watch: Watch, peers: Peers, log: RunLog) -> None:
 
 def _start_trainer(pod: Pod, step: int | None, lock: TrainerLock | None) -> TrainerProcess:
     working_dir = pod.context.working_dir
+    env = environment(pod, step)
+    if pod.others and (name := env.get("MASTER_ADDR")) and not await_name(name, pod.stop.sleep):
+        pod.output.say(f"the name of rank 0's pod, {name}, does not resolve: look at the cluster's DNS")
     trainer = TrainerProcess(
         pod.command,
         cwd=Path(working_dir) if working_dir else pod.workspace.root,
-        env=environment(pod, step),
+        env=env,
         output=pod.output,
         pass_fds=[lock.fd] if lock else [],
     )

@@ -341,10 +341,10 @@ def test_the_trainer_finds_what_torchrun_reads(world: Callable[..., World]) -> N
     names += ["MASTER_ADDR", "MASTER_PORT"]
     made = world(body, names=names)
     for rank in range(2):
-        made.start(rank, MASTER_ADDR="train-0.train")
+        made.start(rank, MASTER_ADDR="localhost")
     codes(made, list(made.pods))
     for rank in range(2):
         assert (
-            f"RANK={rank} WORLD_SIZE=2 PET_NNODES=2 PET_NODE_RANK={rank} PET_MASTER_ADDR=train-0.train "
-            "PET_MASTER_PORT=29500 MASTER_ADDR=train-0.train MASTER_PORT=29500"
+            f"RANK={rank} WORLD_SIZE=2 PET_NNODES=2 PET_NODE_RANK={rank} PET_MASTER_ADDR=localhost "
+            "PET_MASTER_PORT=29500 MASTER_ADDR=localhost MASTER_PORT=29500"
         ) in made.output(f"pod-{rank}")
